@@ -1,0 +1,217 @@
+//! Puts the service together, runs it, and takes it apart again in the right order: stop claiming, let what is in
+//! flight end, write its results, answer the last requests, close the pool, and only then stop a database of our own.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::serve::ListenerExt;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Clock;
+use crate::config::{Command, Config};
+use crate::http::{self, Api};
+use crate::loops::deliver::{self, Deliver};
+use crate::loops::retention::Retention;
+use crate::loops::retry::Retry;
+use crate::loops::runner;
+use crate::loops::start::{self, Start};
+use crate::loops::supervisor::Supervisor;
+use crate::loops::timeout::Timeout;
+use crate::loops::wakeup;
+use crate::postgres::{Embedded, Settings};
+use crate::service::Service;
+use crate::store::Store;
+use crate::telemetry;
+use crate::webhook::Client;
+
+/// Time for requests and notifications under way after the tasks have been seen to.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+
+/// Does what the command says; an error is the one line to print. `shutdown` ends the service.
+pub async fn run(command: Command, config: Config, shutdown: CancellationToken) -> Result<(), String> {
+    if command == Command::Openapi {
+        print!("{}", http::document());
+        return Ok(());
+    }
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
+    let embedded = match given_url(&config) {
+        Some(_) => None,
+        None => Some(start_postgres(&config).await?),
+    };
+    let url = given_url(&config).or(embedded.as_ref().map(Embedded::url)).unwrap_or_default();
+    let store = Store::new(url, config.database.pool_max_size, Clock::Database)?;
+    let result = match command {
+        Command::Migrate => store.migrate().await,
+        _ => tokio::select! {
+            result = serve(&config, &store, embedded.as_ref(), shutdown) => result,
+            error = failed(embedded.as_ref()) => Err(error),
+        },
+    };
+    // A connection that hangs must not keep the process: the server rolls back what was not committed.
+    let _ = tokio::time::timeout(LAST_ANSWERS, store.close()).await;
+    if let Some(embedded) = embedded
+        && let Err(error) = embedded.stop().await
+    {
+        tracing::warn!(%error, "the private PostgreSQL did not stop in good order");
+    }
+    result
+}
+
+fn given_url(config: &Config) -> Option<&str> {
+    config.database.database_url.as_deref().filter(|url| !url.trim().is_empty())
+}
+
+async fn start_postgres(config: &Config) -> Result<Embedded, String> {
+    let database = &config.database;
+    let connections = (database.pool_max_size + 20).max(100).to_string();
+    let settings = Settings {
+        bin_dir: database.postgres_bin_dir.clone(),
+        extra: vec![("max_connections".into(), connections)],
+        ..Settings::new(&database.reprise_data_dir)
+    };
+    Embedded::start(settings).await.map_err(|error| error.to_string())
+}
+
+async fn failed(embedded: Option<&Embedded>) -> String {
+    match embedded {
+        Some(embedded) => embedded.failed().await.to_string(),
+        None => std::future::pending().await,
+    }
+}
+
+async fn serve(
+    config: &Config,
+    store: &Store,
+    embedded: Option<&Embedded>,
+    shutdown: CancellationToken,
+) -> Result<(), String> {
+    prepare(config, store).await?;
+    let wanted = SocketAddr::new(config.http.bind_addr, config.http.port);
+    let listener = TcpListener::bind(wanted)
+        .await
+        .map_err(|error| format!("PORT={}: cannot listen on {wanted}: {error}", config.http.port))?;
+    let address = listener.local_addr().map_err(|error| format!("BIND_ADDR={}: {error}", config.http.bind_addr))?;
+    let host_url = config.http.host_url.clone().unwrap_or_else(|| format!("http://{address}"));
+    let client = Client::new(host_url, Duration::from_millis(config.webhook.webhook_timeout_ms))?;
+
+    let mut supervisor = Supervisor::default();
+    let running = start_loops(config, store, &client, &mut supervisor);
+    let api = Api {
+        service: Service::new(store.clone(), config.limits().metadata_bytes),
+        limits: config.limits(),
+        max_body_bytes: config.request.max_body_bytes,
+        metrics: telemetry::metrics(),
+    };
+    let listener = listener.tap_io(|stream| {
+        // Answers are small: waiting to fill a packet only delays them.
+        let _ = stream.set_nodelay(true);
+    });
+    let stop_http = CancellationToken::new();
+    let stopped = stop_http.clone().cancelled_owned();
+    let mut server =
+        tokio::spawn(axum::serve(listener, http::router(api)).with_graceful_shutdown(stopped).into_future());
+    tracing::info!(%address, instance = %store.instance(), "ready");
+    greet(address, embedded);
+
+    let result = tokio::select! {
+        () = shutdown.cancelled() => Ok(()),
+        died = supervisor.died() => Err(died),
+        _ = &mut server => Err("the HTTP server ended unexpectedly".to_owned()),
+    };
+    tracing::info!("shutting down");
+    let grace = Duration::from_secs(config.http.shutdown_grace_secs);
+    supervisor.shutdown().cancel();
+    running.end(grace).await;
+    stop_http.cancel();
+    if result.is_ok() && tokio::time::timeout(LAST_ANSWERS, &mut server).await.is_err() {
+        tracing::warn!("some requests were still open");
+    }
+    if tokio::time::timeout(LAST_ANSWERS, supervisor.stop()).await.is_err() {
+        tracing::warn!("some background work was broken off");
+    }
+    result
+}
+
+/// The tables must be there before anything else.
+async fn prepare(config: &Config, store: &Store) -> Result<(), String> {
+    if config.database.auto_migrate {
+        return store.migrate().await;
+    }
+    match store.is_migrated().await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("AUTO_MIGRATE=0: the tables are not up to date; run `reprise migrate` first".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What has to end in order.
+struct Running {
+    keeper: start::Keeper,
+    deliveries: tokio_util::task::TaskTracker,
+}
+
+impl Running {
+    async fn end(self, grace: Duration) {
+        self.keeper.drain(grace).await;
+        self.deliveries.close();
+        let _ = tokio::time::timeout(LAST_ANSWERS.min(grace), self.deliveries.wait()).await;
+    }
+}
+
+fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut Supervisor) -> Running {
+    let shutdown = supervisor.shutdown();
+    let wake = store.wake();
+    let worker = Duration::from_millis(config.loops.worker_loop_interval_ms);
+    let webhook = &config.webhook;
+
+    let settings =
+        start::Settings { interval: worker, lease: config.lease(), concurrency: webhook.webhook_concurrency };
+    let (start, results) = Start::new(store.clone(), client.clone(), settings);
+    let running_keeper = start.keeper();
+    let keeper = start.keeper();
+    let token = shutdown.clone();
+    supervisor.spawn("lease", async move { keeper.run(token).await });
+    supervisor.spawn("start", runner::run(start, wake.clone(), shutdown.clone()));
+    supervisor.spawn("start result", results.run());
+
+    let settings = deliver::Settings {
+        interval: Duration::from_millis(config.loops.webhook_delivery_interval_ms),
+        concurrency: webhook.webhook_concurrency,
+        lease: Duration::from_millis(webhook.webhook_timeout_ms) + Duration::from_secs(30),
+        max_attempts: webhook.webhook_max_attempts,
+        retry_base: Duration::from_millis(webhook.webhook_retry_base_ms),
+        retry_max: Duration::from_millis(webhook.webhook_retry_max_ms),
+    };
+    let (deliver, marks) = Deliver::new(store.clone(), client.clone(), settings);
+    let deliveries = deliver.tracker();
+    supervisor.spawn("delivery", runner::run(deliver, wake.clone(), shutdown.clone()));
+    supervisor.spawn("delivery result", marks.run());
+
+    let timeout = Timeout { store: store.clone(), interval: worker };
+    supervisor.spawn("timeout", runner::run(timeout, wake.clone(), shutdown.clone()));
+    let interval = Duration::from_millis(config.loops.retry_loop_interval_ms);
+    let retry = Retry { store: store.clone(), interval };
+    supervisor.spawn("retry", runner::run(retry, wake.clone(), shutdown.clone()));
+    if config.loops.retention_days > 0 {
+        let retention = Retention { store: store.clone(), days: config.loops.retention_days };
+        supervisor.spawn("retention", runner::run(retention, wake.clone(), shutdown.clone()));
+    }
+    supervisor.spawn("wake-up", wakeup::tell(store.clone(), shutdown.clone()));
+    supervisor.spawn("listener", wakeup::listen(store.clone(), shutdown));
+    Running { keeper: running_keeper, deliveries }
+}
+
+fn greet(address: SocketAddr, embedded: Option<&Embedded>) {
+    let url = format!("http://{address}");
+    println!("Reprise is ready.");
+    println!("  API   {url}");
+    println!("  Docs  {url}/docs");
+    if let Some(embedded) = embedded {
+        println!("  Data  {} (PostgreSQL {} of its own)", embedded.data_dir().display(), embedded.version());
+    }
+    println!("Try:");
+    println!("  curl -s {url}/task -d '[{{\"name\": \"hello\", \"kind\": \"demo\"}}]'");
+}

@@ -1,0 +1,349 @@
+//! All settings, from environment variables or flags of the same name. A bad value ends the start with one line
+//! that names the variable, its value and what is allowed.
+
+use std::fmt::Display;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, Parser, Subcommand};
+
+use crate::domain::new_task::Limits;
+use crate::domain::retry::PolicyLimits;
+
+#[derive(Debug, Parser)]
+#[command(name = "reprise", version, about, long_about = None, max_term_width = 120)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub config: Config,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+pub enum Command {
+    /// Run the service (the default)
+    Serve,
+    /// Bring the database's tables up to date and exit
+    Migrate,
+    /// Print the `OpenAPI` description and exit
+    Openapi,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct Config {
+    #[command(flatten)]
+    pub database: Database,
+    #[command(flatten)]
+    pub http: Http,
+    #[command(flatten)]
+    pub loops: Loops,
+    #[command(flatten)]
+    pub webhook: Webhook,
+    #[command(flatten)]
+    pub retry: Retry,
+    #[command(flatten)]
+    pub request: Request,
+    #[command(flatten)]
+    pub log: Log,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Database")]
+pub struct Database {
+    /// PostgreSQL 14 or newer. Absent: a private PostgreSQL is started
+    #[arg(long, env = "DATABASE_URL", global = true, hide_env_values = true, value_name = "URL")]
+    pub database_url: Option<String>,
+    /// Where the private PostgreSQL keeps its data
+    #[arg(long, env = "REPRISE_DATA_DIR", global = true, default_value = ".reprise", value_name = "DIR")]
+    pub reprise_data_dir: PathBuf,
+    /// Directory of the `postgres` and `initdb` programs for the private PostgreSQL [default: found by itself]
+    #[arg(long, env = "POSTGRES_BIN_DIR", global = true, value_name = "DIR")]
+    pub postgres_bin_dir: Option<PathBuf>,
+    /// Bring the tables up to date at start
+    #[arg(long, env = "AUTO_MIGRATE", global = true, default_value = "1", value_parser = boolean, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub auto_migrate: bool,
+    /// Connections to the database at most
+    #[arg(long, env = "POOL_MAX_SIZE", global = true, default_value = "16", value_parser = whole(2..=1000u32), value_name = "N")]
+    pub pool_max_size: u32,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "HTTP")]
+pub struct Http {
+    /// Address to listen on
+    #[arg(long, env = "BIND_ADDR", global = true, default_value = "127.0.0.1", value_parser = parsed::<IpAddr>("an IP address"), value_name = "IP")]
+    pub bind_addr: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, env = "PORT", global = true, default_value = "8085", value_parser = whole(0..=65_535u16), value_name = "N")]
+    pub port: u16,
+    /// How workers reach this service: the start of every handle [default: `http://BIND_ADDR:PORT`]
+    #[arg(long, env = "HOST_URL", global = true, value_parser = http_url, value_name = "URL")]
+    pub host_url: Option<String>,
+    /// Seconds that work in flight gets at shutdown
+    #[arg(long, env = "SHUTDOWN_GRACE_SECS", global = true, default_value = "30", value_parser = whole(0..=3600u64), value_name = "SECS")]
+    pub shutdown_grace_secs: u64,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Loops")]
+pub struct Loops {
+    /// Poll interval of the start and timeout loops, in milliseconds
+    #[arg(long, env = "WORKER_LOOP_INTERVAL_MS", global = true, default_value = "1000", value_parser = whole(10..=3_600_000u64), value_name = "MS")]
+    pub worker_loop_interval_ms: u64,
+    /// Poll interval of the retry loop, in milliseconds
+    #[arg(long, env = "RETRY_LOOP_INTERVAL_MS", global = true, default_value = "1000", value_parser = whole(10..=3_600_000u64), value_name = "MS")]
+    pub retry_loop_interval_ms: u64,
+    /// Poll interval of the delivery loop, in milliseconds
+    #[arg(long, env = "WEBHOOK_DELIVERY_INTERVAL_MS", global = true, default_value = "1000", value_parser = whole(10..=3_600_000u64), value_name = "MS")]
+    pub webhook_delivery_interval_ms: u64,
+    /// Lease of a claimed task in seconds: how long after its instance died another one takes it over
+    #[arg(long, env = "WORKER_CLAIM_TIMEOUT_SECS", global = true, default_value = "30", value_parser = whole(1..=3600u64), value_name = "SECS")]
+    pub worker_claim_timeout_secs: u64,
+    /// Delete finished batches after this many days; 0 keeps them
+    #[arg(long, env = "RETENTION_DAYS", global = true, default_value = "0", value_parser = whole(0..=36_500u32), value_name = "DAYS")]
+    pub retention_days: u32,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Webhooks")]
+pub struct Webhook {
+    /// Webhook calls at the same time, for starts and for notifications each
+    #[arg(long, env = "WEBHOOK_CONCURRENCY", global = true, default_value = "256", value_parser = whole(1..=10_000usize), value_name = "N")]
+    pub webhook_concurrency: usize,
+    /// Milliseconds a webhook has to answer
+    #[arg(long, env = "WEBHOOK_TIMEOUT_MS", global = true, default_value = "10000", value_parser = whole(10..=600_000u64), value_name = "MS")]
+    pub webhook_timeout_ms: u64,
+    /// Attempts at a notification before it is given up
+    #[arg(long, env = "WEBHOOK_MAX_ATTEMPTS", global = true, default_value = "12", value_parser = whole(1..=1000i32), value_name = "N")]
+    pub webhook_max_attempts: i32,
+    /// Delay before a notification is tried again in milliseconds, doubling each time
+    #[arg(long, env = "WEBHOOK_RETRY_BASE_MS", global = true, default_value = "1000", value_parser = whole(1..=86_400_000u64), value_name = "MS")]
+    pub webhook_retry_base_ms: u64,
+    /// Longest such delay in milliseconds
+    #[arg(long, env = "WEBHOOK_RETRY_MAX_MS", global = true, default_value = "300000", value_parser = whole(1..=86_400_000u64), value_name = "MS")]
+    pub webhook_retry_max_ms: u64,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Retry")]
+pub struct Retry {
+    /// Highest `max_retries` that a task may ask for
+    #[arg(long, env = "RETRY_MAX_RETRIES_LIMIT", global = true, default_value = "10", value_parser = whole(1..=10_000i16), value_name = "N")]
+    pub retry_max_retries_limit: i16,
+    /// Highest `max_delay_secs` that a task may ask for, in seconds
+    #[arg(long, env = "RETRY_MAX_DELAY_LIMIT", global = true, default_value = "3600", value_parser = whole(1..=31_536_000u64), value_name = "SECS")]
+    pub retry_max_delay_limit: u64,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Request limits")]
+pub struct Request {
+    /// Tasks in one batch at most
+    #[arg(long, env = "MAX_TASKS_PER_BATCH", global = true, default_value = "10000", value_parser = whole(1..=1_000_000usize), value_name = "N")]
+    pub max_tasks_per_batch: usize,
+    /// Dependencies of one task at most
+    #[arg(long, env = "MAX_DEPENDENCIES_PER_TASK", global = true, default_value = "10000", value_parser = whole(0..=1_000_000usize), value_name = "N")]
+    pub max_dependencies_per_task: usize,
+    /// Notification actions of one task, or of a batch, at most
+    #[arg(long, env = "MAX_ACTIONS_PER_TASK", global = true, default_value = "20", value_parser = whole(0..=1000usize), value_name = "N")]
+    pub max_actions_per_task: usize,
+    /// Size of a request body at most
+    #[arg(long, env = "MAX_BODY_BYTES", global = true, default_value = "33554432", value_parser = whole(1024..=1_073_741_824usize), value_name = "BYTES")]
+    pub max_body_bytes: usize,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Logs")]
+pub struct Log {
+    /// `text` or `json`
+    #[arg(long, env = "LOG_FORMAT", global = true, default_value = "text", value_parser = parsed::<LogFormat>("text or json"), value_name = "FORMAT")]
+    pub log_format: LogFormat,
+    /// What is logged, as tracing filters say it
+    #[arg(long, env = "RUST_LOG", global = true, default_value = "info", value_parser = parsed::<Filter>("a tracing filter such as info or reprise=debug"), value_name = "FILTER")]
+    pub rust_log: Filter,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "text" => Ok(LogFormat::Text),
+            "json" => Ok(LogFormat::Json),
+            _ => Err(()),
+        }
+    }
+}
+
+/// A filter directive that is known to parse.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter(pub String);
+
+impl FromStr for Filter {
+    type Err = tracing_subscriber::filter::ParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<tracing_subscriber::EnvFilter>().map(|_| Filter(text.to_owned()))
+    }
+}
+
+impl Config {
+    /// What no single value shows.
+    pub fn validate(&self) -> Result<(), String> {
+        let webhook = &self.webhook;
+        if webhook.webhook_retry_base_ms > webhook.webhook_retry_max_ms {
+            return Err(format!(
+                "WEBHOOK_RETRY_BASE_MS={}: must not exceed WEBHOOK_RETRY_MAX_MS ({})",
+                webhook.webhook_retry_base_ms, webhook.webhook_retry_max_ms
+            ));
+        }
+        Ok(())
+    }
+
+    /// Settings that work but are probably not meant, one line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if !self.http.bind_addr.is_loopback() {
+            warnings.push(format!(
+                "BIND_ADDR={}: the API has no authentication and can be reached from the network",
+                self.http.bind_addr
+            ));
+        }
+        if self.webhook.webhook_timeout_ms >= self.loops.worker_claim_timeout_secs * 1000 {
+            warnings.push(format!(
+                "WEBHOOK_TIMEOUT_MS={} is not shorter than WORKER_CLAIM_TIMEOUT_SECS={}: \
+                 after a crash a task may be started again while its first call is still being answered",
+                self.webhook.webhook_timeout_ms, self.loops.worker_claim_timeout_secs
+            ));
+        }
+        warnings
+    }
+
+    pub fn limits(&self) -> Limits {
+        Limits {
+            tasks_per_batch: self.request.max_tasks_per_batch,
+            dependencies_per_task: self.request.max_dependencies_per_task,
+            actions_per_task: self.request.max_actions_per_task,
+            metadata_bytes: 65_536,
+            retry: PolicyLimits {
+                max_retries: self.retry.retry_max_retries_limit,
+                max_delay_secs: self.retry.retry_max_delay_limit,
+            },
+        }
+    }
+
+    pub fn lease(&self) -> Duration {
+        Duration::from_secs(self.loops.worker_claim_timeout_secs)
+    }
+}
+
+/// Parses the command line and the environment; `Err` holds the one line to print.
+pub fn parse() -> Result<Cli, String> {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => error.exit(),
+        Err(error) => return Err(one_line(&error)),
+    };
+    cli.config.validate()?;
+    Ok(cli)
+}
+
+fn one_line(error: &clap::Error) -> String {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    };
+    if let (Some(flag), Some(value)) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue)) {
+        let name = flag.trim_start_matches('-').split([' ', '=']).next().unwrap_or_default();
+        let name = name.replace('-', "_").to_uppercase();
+        let allowed = std::error::Error::source(error).map_or_else(|| "is not allowed".to_owned(), ToString::to_string);
+        return format!("{name}={value}: {allowed}");
+    }
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
+
+fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
+{
+    move |text| {
+        let value = text.parse::<T>().ok().filter(|value| range.contains(value));
+        value.ok_or_else(|| format!("must be a whole number from {} to {}", range.start(), range.end()))
+    }
+}
+
+fn parsed<T: FromStr + Clone + Send + Sync + 'static>(
+    what: &'static str,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    move |text| text.parse::<T>().map_err(|_| format!("must be {what}"))
+}
+
+fn boolean(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err("must be 0, 1, true or false".into()),
+    }
+}
+
+fn http_url(text: &str) -> Result<String, String> {
+    match url::Url::parse(text) {
+        Ok(url) if matches!(url.scheme(), "http" | "https") && url.query().is_none() && url.fragment().is_none() => {
+            Ok(text.trim_end_matches('/').to_owned())
+        }
+        _ => Err("must be an http or https URL without a query".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_args(args: &[&str]) -> Result<Cli, String> {
+        let all = std::iter::once(&"reprise").chain(args);
+        Cli::try_parse_from(all).map_err(|e| one_line(&e)).and_then(|cli| cli.config.validate().map(|()| cli))
+    }
+
+    #[test]
+    fn a_bad_value_is_one_line_that_says_what_is_allowed() {
+        let cases = [
+            (["--port", "http"], "PORT=http: must be a whole number from 0 to 65535"),
+            (
+                ["--worker-loop-interval-ms", "1"],
+                "WORKER_LOOP_INTERVAL_MS=1: must be a whole number from 10 to 3600000",
+            ),
+            (["--auto-migrate", "yes"], "AUTO_MIGRATE=yes: must be 0, 1, true or false"),
+            (["--host-url", "ftp://x"], "HOST_URL=ftp://x: must be an http or https URL without a query"),
+            (["--bind-addr", "localhost"], "BIND_ADDR=localhost: must be an IP address"),
+            (["--log-format", "xml"], "LOG_FORMAT=xml: must be text or json"),
+            (
+                ["--webhook-retry-base-ms", "400000"],
+                "WEBHOOK_RETRY_BASE_MS=400000: must not exceed WEBHOOK_RETRY_MAX_MS (300000)",
+            ),
+        ];
+        for (args, line) in cases {
+            assert_eq!(parse_args(&args).unwrap_err(), line);
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_contract() {
+        let config = parse_args(&[]).unwrap().config;
+        assert_eq!(config.http.port, 8085);
+        assert_eq!(config.loops.worker_claim_timeout_secs, 30);
+        assert_eq!(config.webhook.webhook_max_attempts, 12);
+        assert_eq!(config.limits().retry.max_retries, 10);
+        assert!(config.database.auto_migrate);
+    }
+}

@@ -1,0 +1,266 @@
+//! Reads untrusted JSON field by field and collects every problem with the path of its field,
+//! instead of stopping at the first. Knows nothing of what the fields mean.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use chrono::{DateTime, Utc};
+use serde_json::{Map, Value};
+
+/// Everything that is wrong with a request, one line per problem: `path: what is wrong`.
+#[derive(Debug, Default)]
+pub struct Problems(Vec<String>);
+
+impl Problems {
+    pub fn add(&mut self, path: impl Display, problem: impl Display) {
+        let path = path.to_string();
+        let path = if path.is_empty() { "body" } else { path.trim_start_matches('.') };
+        self.0.push(format!("{path}: {problem}"));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn into_vec(self) -> Vec<String> {
+        self.0
+    }
+
+    /// The value, unless something was wrong with the request.
+    pub fn or<T>(self, value: Option<T>) -> Result<T, Vec<String>> {
+        match value {
+            Some(value) if self.is_empty() => Ok(value),
+            _ => Err(self.0),
+        }
+    }
+}
+
+/// An object that is being read. What nobody took by the end is unknown, and said so.
+pub struct Fields {
+    path: String,
+    map: Map<String, Value>,
+}
+
+impl Fields {
+    pub fn open(value: Value, path: impl Into<String>, problems: &mut Problems) -> Option<Fields> {
+        let path = path.into();
+        match value {
+            Value::Object(map) => Some(Fields { path, map }),
+            other => {
+                problems.add(path, format!("must be an object, not {}", name_of(&other)));
+                None
+            }
+        }
+    }
+
+    pub fn close(self, problems: &mut Problems) {
+        for name in self.map.keys() {
+            problems.add(self.path(name), "unknown field");
+        }
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        format!("{}.{name}", self.path)
+    }
+
+    /// Takes the field out; null counts as absent.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.map.remove(name).filter(|v| !v.is_null())
+    }
+
+    pub fn string(&mut self, name: &str, length: RangeInclusive<usize>, problems: &mut Problems) -> Option<String> {
+        let value = self.take(name)?;
+        let Value::String(text) = value else {
+            problems.add(self.path(name), format!("must be a string, not {}", name_of(&value)));
+            return None;
+        };
+        let count = text.chars().count();
+        if length.contains(&count) {
+            return Some(text);
+        }
+        let (low, high) = (length.start(), length.end());
+        problems.add(self.path(name), format!("must have {low} to {high} characters, not {count}"));
+        None
+    }
+
+    pub fn required_string(
+        &mut self,
+        name: &str,
+        length: RangeInclusive<usize>,
+        problems: &mut Problems,
+    ) -> Option<String> {
+        self.require(name, problems)?;
+        self.string(name, length, problems)
+    }
+
+    pub fn integer<T>(&mut self, name: &str, range: RangeInclusive<T>, problems: &mut Problems) -> Option<T>
+    where
+        T: TryFrom<i64> + PartialOrd + Display,
+    {
+        let value = self.take(name)?;
+        let number = value.as_i64().and_then(|n| T::try_from(n).ok()).filter(|n| range.contains(n));
+        if number.is_none() {
+            let (low, high) = (range.start(), range.end());
+            problems
+                .add(self.path(name), format!("must be a whole number from {low} to {high}, not {}", shown(&value)));
+        }
+        number
+    }
+
+    pub fn boolean(&mut self, name: &str, problems: &mut Problems) -> Option<bool> {
+        let value = self.take(name)?;
+        if value.as_bool().is_none() {
+            problems.add(self.path(name), format!("must be true or false, not {}", name_of(&value)));
+        }
+        value.as_bool()
+    }
+
+    pub fn object(&mut self, name: &str, problems: &mut Problems) -> Option<Value> {
+        let value = self.take(name)?;
+        if value.is_object() {
+            return Some(value);
+        }
+        problems.add(self.path(name), format!("must be an object, not {}", name_of(&value)));
+        None
+    }
+
+    pub fn array(&mut self, name: &str, problems: &mut Problems) -> Option<Vec<Value>> {
+        match self.take(name)? {
+            Value::Array(items) => Some(items),
+            other => {
+                problems.add(self.path(name), format!("must be an array, not {}", name_of(&other)));
+                None
+            }
+        }
+    }
+
+    pub fn timestamp(&mut self, name: &str, problems: &mut Problems) -> Option<DateTime<Utc>> {
+        let text = self.string(name, 1..=64, problems)?;
+        let parsed = DateTime::parse_from_rfc3339(&text).ok().map(|t| t.with_timezone(&Utc)).filter(representable);
+        if parsed.is_none() {
+            problems
+                .add(self.path(name), format!("must be an RFC 3339 timestamp, not {}", shown(&Value::String(text))));
+        }
+        parsed
+    }
+
+    /// One of a few words, compared as they are.
+    pub fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)], problems: &mut Problems) -> Option<T> {
+        let value = self.take(name)?;
+        self.pick(name, &value, choices, problems)
+    }
+
+    pub fn pick<T: Copy>(
+        &self,
+        name: &str,
+        value: &Value,
+        choices: &[(&str, T)],
+        problems: &mut Problems,
+    ) -> Option<T> {
+        let found = value.as_str().and_then(|text| choices.iter().find(|(word, _)| *word == text));
+        if found.is_none() {
+            let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+            problems.add(self.path(name), format!("must be one of {}, not {}", words.join(", "), shown(value)));
+        }
+        found.map(|(_, value)| *value)
+    }
+
+    pub fn require(&self, name: &str, problems: &mut Problems) -> Option<()> {
+        if self.map.get(name).is_none_or(Value::is_null) {
+            problems.add(self.path(name), "is required");
+            return None;
+        }
+        Some(())
+    }
+}
+
+/// What PostgreSQL's timestamps can hold with room to add delays to.
+pub fn representable(at: &DateTime<Utc>) -> bool {
+    (0..=253_402_300_799).contains(&at.timestamp())
+}
+
+/// PostgreSQL's text cannot hold NUL, so no string of a request may, wherever it stands.
+pub fn refuse_nul(value: &Value, path: &str, problems: &mut Problems) {
+    match value {
+        Value::String(text) if text.contains('\0') => problems.add(path, "must not contain NUL characters"),
+        Value::Array(items) => {
+            for (i, item) in items.iter().enumerate() {
+                refuse_nul_below(item, || format!("{path}[{i}]"), problems);
+            }
+        }
+        Value::Object(map) => {
+            for (name, item) in map {
+                if name.contains('\0') {
+                    problems.add(path, "field names must not contain NUL characters");
+                } else {
+                    refuse_nul_below(item, || format!("{path}.{name}"), problems);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Builds the path only where it is needed: most values are fine.
+fn refuse_nul_below(value: &Value, path: impl Fn() -> String, problems: &mut Problems) {
+    match value {
+        Value::String(text) if !text.contains('\0') => {}
+        Value::String(_) | Value::Array(_) | Value::Object(_) => refuse_nul(value, &path(), problems),
+        _ => {}
+    }
+}
+
+fn name_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Number(number) => number.to_string(),
+        Value::String(text) if text.chars().count() <= 40 => format!("\"{text}\""),
+        other => name_of(other).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_problem_is_named_with_its_path() {
+        let mut problems = Problems::default();
+        let value =
+            json!({"name": 7, "count": 1.5, "typo": 1, "when": "yesterday", "text": "a\0b", "deep": [{"x": "\0"}]});
+        refuse_nul(&value, "[0]", &mut problems);
+        let mut fields = Fields::open(value, "[0]", &mut problems).unwrap();
+        assert_eq!(fields.string("name", 1..=5, &mut problems), None);
+        assert_eq!(fields.integer("count", 0..=9, &mut problems), None);
+        assert_eq!(fields.timestamp("when", &mut problems), None);
+        assert_eq!(fields.required_string("kind", 1..=5, &mut problems), None);
+        fields.take("text");
+        fields.take("deep");
+        fields.close(&mut problems);
+        let mut found = problems.into_vec();
+        found.sort();
+        assert_eq!(
+            found,
+            [
+                "[0].count: must be a whole number from 0 to 9, not 1.5",
+                "[0].deep[0].x: must not contain NUL characters",
+                "[0].kind: is required",
+                "[0].name: must be a string, not a number",
+                "[0].text: must not contain NUL characters",
+                "[0].typo: unknown field",
+                "[0].when: must be an RFC 3339 timestamp, not \"yesterday\"",
+            ]
+        );
+    }
+}

@@ -1,0 +1,12 @@
+//! The rules of the service as plain values and functions. Nothing in here may know a database, a network,
+//! a clock or a random number: what they say comes in as arguments, so every rule can be tested as a table.
+
+pub mod graph;
+pub mod input;
+pub mod lifecycle;
+pub mod new_task;
+pub mod retry;
+pub mod status;
+pub mod task;
+pub mod view;
+pub mod webhook;

@@ -1,0 +1,435 @@
+//! Requests that create or change tasks, from JSON to values that obey every limit.
+
+use std::collections::{BTreeMap, HashMap};
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+
+use super::input::{Fields, Problems, refuse_nul};
+use super::retry::{Failure, FailureType, Policy, PolicyLimits, Strategy, Trigger};
+use super::status::Status;
+use super::task::Flags;
+use super::webhook::{Action, ActionKind, Actions, RESERVED_HEADERS, Verb, WebhookParams};
+
+/// What the configuration allows a request to hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub tasks_per_batch: usize,
+    pub dependencies_per_task: usize,
+    pub actions_per_task: usize,
+    pub metadata_bytes: usize,
+    pub retry: PolicyLimits,
+}
+
+#[derive(Debug, PartialEq)]
+pub struct NewBatch {
+    pub tasks: Vec<NewTask>,
+    pub on_batch_complete: Vec<Action>,
+    pub scope: Option<String>,
+    pub metadata: Option<Value>,
+}
+
+#[derive(Debug, PartialEq)]
+pub struct NewTask {
+    pub name: String,
+    pub kind: String,
+    pub timeout_secs: i32,
+    pub metadata: Option<Value>,
+    pub priority: i16,
+    pub actions: Actions,
+    /// Positions of earlier tasks of the batch.
+    pub dependencies: Vec<Dependency>,
+    pub has_children: bool,
+    pub expected_count: Option<i32>,
+    pub dead_end_barrier: bool,
+    pub retry: Option<Policy>,
+    pub run_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dependency {
+    pub parent: usize,
+    pub requires_success: bool,
+}
+
+impl NewTask {
+    pub fn flags(&self) -> Flags {
+        let mut flags = Flags::default();
+        flags.set(Flags::ON_START, self.actions.on_start.is_some());
+        flags.set(Flags::ON_SUCCESS, !self.actions.on_success.is_empty());
+        flags.set(Flags::ON_FAILURE, !self.actions.on_failure.is_empty());
+        flags.set(Flags::HAS_CHILDREN, self.has_children);
+        flags
+    }
+
+    pub fn status(&self) -> Status {
+        if self.dependencies.is_empty() { Status::Pending } else { Status::Waiting }
+    }
+}
+
+/// What `PATCH /task/{id}` asks for.
+#[derive(Debug, Default, PartialEq)]
+pub struct Patch {
+    pub result: Option<Result<(), Failure>>,
+    pub metadata: Option<Value>,
+    pub progress: Progress,
+    pub expected_count: Option<i32>,
+    pub priority: Option<i16>,
+    pub run: Option<i32>,
+}
+
+/// What a worker adds to the counters of its task.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    pub success: i64,
+    pub failures: i64,
+}
+
+pub fn read_batch(body: Value, limits: &Limits) -> Result<NewBatch, Vec<String>> {
+    let mut problems = Problems::default();
+    refuse_nul(&body, "", &mut problems);
+    let batch = match body {
+        Value::Array(items) => Some(NewBatch {
+            tasks: read_tasks(items, "", limits, &mut problems),
+            on_batch_complete: Vec::new(),
+            scope: None,
+            metadata: None,
+        }),
+        Value::Object(_) => Fields::open(body, "", &mut problems).map(|mut fields| {
+            fields.require("tasks", &mut problems);
+            let items = fields.array("tasks", &mut problems).unwrap_or_default();
+            let batch = NewBatch {
+                tasks: read_tasks(items, "tasks", limits, &mut problems),
+                on_batch_complete: read_actions(&mut fields, "on_batch_complete", &mut problems),
+                scope: fields.string("scope", 1..=255, &mut problems),
+                metadata: read_metadata(&mut fields, limits, &mut problems),
+            };
+            if batch.on_batch_complete.len() > limits.actions_per_task {
+                problems.add("on_batch_complete", format!("must have at most {} actions", limits.actions_per_task));
+            }
+            fields.close(&mut problems);
+            batch
+        }),
+        _ => {
+            problems.add("", "must be an array of tasks or an object with `tasks`");
+            None
+        }
+    };
+    problems.or(batch)
+}
+
+pub fn read_patch(body: Value, limits: &Limits) -> Result<Patch, Vec<String>> {
+    let mut problems = Problems::default();
+    refuse_nul(&body, "", &mut problems);
+    let patch = Fields::open(body, "", &mut problems).map(|mut fields| {
+        let result = read_result(&mut fields, &mut problems);
+        let patch = Patch {
+            result,
+            metadata: read_metadata(&mut fields, limits, &mut problems),
+            progress: read_counters(&mut fields, &mut problems),
+            expected_count: fields.integer("expected_count", 0..=i32::MAX, &mut problems),
+            priority: fields.integer("priority", -1000..=1000, &mut problems),
+            run: fields.integer("run", 0..=i32::MAX, &mut problems),
+        };
+        fields.close(&mut problems);
+        patch
+    });
+    problems.or(patch)
+}
+
+pub fn read_progress(body: Value) -> Result<Progress, Vec<String>> {
+    let mut problems = Problems::default();
+    let progress = Fields::open(body, "", &mut problems).map(|mut fields| {
+        let progress = read_counters(&mut fields, &mut problems);
+        fields.close(&mut problems);
+        progress
+    });
+    problems.or(progress)
+}
+
+/// An action as it may come back in the answer to `on_start`: `None` where there is none, or none that is valid.
+pub fn read_answered_action(answer: &[u8]) -> Option<Action> {
+    let value: Value = serde_json::from_slice(answer).ok()?;
+    let mut problems = Problems::default();
+    refuse_nul(&value, "", &mut problems);
+    let action = read_action(value, "answer", &mut problems);
+    problems.or(action).ok()
+}
+
+fn read_result(fields: &mut Fields, problems: &mut Problems) -> Option<Result<(), Failure>> {
+    let status = fields.take("status");
+    let reason = fields.string("failure_reason", 1..=65_536, problems);
+    let types: Vec<(&str, FailureType)> =
+        FailureType::ALL.iter().filter(|t| **t != FailureType::Dependency).map(|t| (t.as_str(), *t)).collect();
+    let failure_type = fields.choice("failure_type", &types, problems);
+    let parsed = status.as_ref().map(|s| s.as_str().and_then(Status::parse));
+    match parsed {
+        Some(Some(Status::Failure)) => {
+            if reason.is_none() && problems.is_empty() {
+                problems.add("failure_reason", "is required with status Failure");
+            }
+            return Some(Err(Failure {
+                trigger: Trigger::Explicit,
+                failure_type: failure_type.unwrap_or(FailureType::Unknown),
+                reason: reason.unwrap_or_default(),
+                http_status: None,
+            }));
+        }
+        Some(Some(Status::Success)) | None => {}
+        Some(_) => problems.add("status", "must be Success or Failure"),
+    }
+    for (name, given) in [("failure_reason", reason.is_some()), ("failure_type", failure_type.is_some())] {
+        if given {
+            problems.add(name, "goes with status Failure only");
+        }
+    }
+    parsed.map(|_| Ok(()))
+}
+
+fn read_counters(fields: &mut Fields, problems: &mut Problems) -> Progress {
+    let most = i64::from(i32::MAX);
+    Progress {
+        success: fields.integer("new_success", 0..=most, problems).unwrap_or(0),
+        failures: fields.integer("new_failures", 0..=most, problems).unwrap_or(0),
+    }
+}
+
+fn read_tasks(items: Vec<Value>, path: &str, limits: &Limits, problems: &mut Problems) -> Vec<NewTask> {
+    if items.len() > limits.tasks_per_batch {
+        let (most, count) = (limits.tasks_per_batch, items.len());
+        problems.add(path, format!("must have at most {most} tasks, not {count} (MAX_TASKS_PER_BATCH)"));
+        return Vec::new();
+    }
+    let mut tasks: Vec<NewTask> = Vec::with_capacity(items.len());
+    let mut positions: HashMap<String, usize> = HashMap::new();
+    for (i, item) in items.into_iter().enumerate() {
+        let Some(mut fields) = Fields::open(item, format!("{path}[{i}]"), problems) else { continue };
+        let id = fields.string("id", 1..=255, problems);
+        let task = read_task(&mut fields, &positions, limits, problems);
+        if let Some(id) = id
+            && positions.insert(id.clone(), i).is_some()
+        {
+            problems.add(fields.path("id"), format!("\"{id}\" is used twice"));
+        }
+        fields.close(problems);
+        for dependency in &task.dependencies {
+            if let Some(parent) = tasks.get_mut(dependency.parent) {
+                parent.has_children = true;
+            }
+        }
+        tasks.push(task);
+    }
+    tasks
+}
+
+fn read_task(
+    fields: &mut Fields,
+    positions: &HashMap<String, usize>,
+    limits: &Limits,
+    problems: &mut Problems,
+) -> NewTask {
+    let task = NewTask {
+        name: fields.required_string("name", 1..=255, problems).unwrap_or_default(),
+        kind: fields.required_string("kind", 1..=100, problems).unwrap_or_default(),
+        timeout_secs: fields.integer("timeout", 1..=86_400, problems).unwrap_or(60),
+        metadata: read_metadata(fields, limits, problems),
+        priority: fields.integer("priority", -1000..=1000, problems).unwrap_or(0),
+        actions: Actions {
+            on_start: fields.take("on_start").and_then(|value| read_action(value, &fields.path("on_start"), problems)),
+            on_success: read_actions(fields, "on_success", problems),
+            on_failure: read_actions(fields, "on_failure", problems),
+            cancel: None,
+        },
+        dependencies: read_dependencies(fields, positions, limits, problems),
+        has_children: false,
+        expected_count: fields.integer("expected_count", 0..=i32::MAX, problems),
+        dead_end_barrier: fields.boolean("dead_end_barrier", problems).unwrap_or(false),
+        retry: fields
+            .take("retry")
+            .and_then(|value| read_policy(value, &fields.path("retry"), &limits.retry, problems)),
+        run_at: fields.timestamp("run_at", problems),
+    };
+    let actions = task.actions.on_success.len() + task.actions.on_failure.len();
+    if actions > limits.actions_per_task {
+        let most = limits.actions_per_task;
+        problems.add(fields.path("on_success"), format!("and on_failure must have at most {most} actions together"));
+    }
+    task
+}
+
+fn read_dependencies(
+    fields: &mut Fields,
+    positions: &HashMap<String, usize>,
+    limits: &Limits,
+    problems: &mut Problems,
+) -> Vec<Dependency> {
+    let path = fields.path("dependencies");
+    let items = fields.array("dependencies", problems).unwrap_or_default();
+    if items.len() > limits.dependencies_per_task {
+        let most = limits.dependencies_per_task;
+        problems.add(path, format!("must have at most {most} entries (MAX_DEPENDENCIES_PER_TASK)"));
+        return Vec::new();
+    }
+    let mut dependencies: BTreeMap<usize, Dependency> = BTreeMap::new();
+    for (i, item) in items.into_iter().enumerate() {
+        let Some(mut fields) = Fields::open(item, format!("{path}[{i}]"), problems) else { continue };
+        let id = fields.required_string("id", 1..=255, problems);
+        let requires_success = fields.boolean("requires_success", problems).unwrap_or(true);
+        if let Some(id) = id {
+            match positions.get(&id) {
+                None => problems.add(fields.path("id"), format!("no earlier task of the batch has the id \"{id}\"")),
+                Some(&parent) => {
+                    if dependencies.insert(parent, Dependency { parent, requires_success }).is_some() {
+                        problems.add(fields.path("id"), format!("\"{id}\" is named twice"));
+                    }
+                }
+            }
+        }
+        fields.close(problems);
+    }
+    dependencies.into_values().collect()
+}
+
+fn read_metadata(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> Option<Value> {
+    let metadata = fields.object("metadata", problems)?;
+    let size = metadata.to_string().len();
+    if size > limits.metadata_bytes {
+        let most = limits.metadata_bytes;
+        problems.add(fields.path("metadata"), format!("must have at most {most} bytes, not {size}"));
+    }
+    Some(metadata).filter(|m| m.as_object().is_some_and(|m| !m.is_empty()))
+}
+
+fn read_actions(fields: &mut Fields, name: &str, problems: &mut Problems) -> Vec<Action> {
+    let path = fields.path(name);
+    let items = fields.array(name, problems).unwrap_or_default();
+    let read = |(i, item)| read_action(item, &format!("{path}[{i}]"), problems);
+    items.into_iter().enumerate().filter_map(read).collect()
+}
+
+fn read_action(value: Value, path: &str, problems: &mut Problems) -> Option<Action> {
+    let mut fields = Fields::open(value, path, problems)?;
+    fields.require("kind", problems);
+    let kind = fields.choice("kind", &[("Webhook", ActionKind::Webhook)], problems);
+    fields.require("params", problems);
+    let params_path = fields.path("params");
+    let params = fields.take("params").and_then(|value| read_params(value, &params_path, problems));
+    fields.close(problems);
+    Some(Action { kind: kind?, params: params? })
+}
+
+fn read_params(value: Value, path: &str, problems: &mut Problems) -> Option<WebhookParams> {
+    let mut fields = Fields::open(value, path, problems)?;
+    let url = fields.required_string("url", 1..=2048, problems);
+    if let Some(problem) = url.as_deref().and_then(url_problem) {
+        problems.add(fields.path("url"), problem);
+    }
+    let verbs = [
+        ("Get", Verb::Get),
+        ("Post", Verb::Post),
+        ("Put", Verb::Put),
+        ("Patch", Verb::Patch),
+        ("Delete", Verb::Delete),
+    ];
+    fields.require("verb", problems);
+    let verb = fields.choice("verb", &verbs, problems);
+    let body = fields.take("body");
+    let headers = fields.object("headers", problems);
+    let mut checked = BTreeMap::new();
+    if let Some(Value::Object(headers)) = headers {
+        for (name, value) in headers {
+            match header_problem(&name, &value) {
+                Some(problem) => problems.add(fields.path(&format!("headers.{name}")), problem),
+                None => {
+                    checked.insert(name, value.as_str().unwrap_or_default().to_owned());
+                }
+            }
+        }
+    }
+    fields.close(problems);
+    Some(WebhookParams { url: url?, verb: verb?, body, headers: checked })
+}
+
+fn url_problem(text: &str) -> Option<String> {
+    match url::Url::parse(text) {
+        Err(error) => Some(format!("is not a URL: {error}")),
+        Ok(url) if !matches!(url.scheme(), "http" | "https") => Some("must start with http:// or https://".into()),
+        Ok(_) => None,
+    }
+}
+
+fn header_problem(name: &str, value: &Value) -> Option<String> {
+    let token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    if name.is_empty() || !name.chars().all(token) {
+        return Some("is not a header name".into());
+    }
+    if RESERVED_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
+        return Some("is set by the service itself".into());
+    }
+    match value.as_str() {
+        None => Some("must be a string".into()),
+        Some(text) if text.len() > 8192 => Some("must have at most 8192 bytes".into()),
+        Some(text) if !text.chars().all(|c| c == ' ' || c == '\t' || c.is_ascii_graphic()) => {
+            Some("must be visible ASCII".into())
+        }
+        Some(_) => None,
+    }
+}
+
+fn read_policy(value: Value, path: &str, limits: &PolicyLimits, problems: &mut Problems) -> Option<Policy> {
+    let mut fields = Fields::open(value, path, problems)?;
+    fields.require("max_retries", problems);
+    let max_retries = fields.integer("max_retries", 1..=limits.max_retries, problems);
+    let strategy = fields
+        .choice("strategy", &[("exponential_backoff", Strategy::ExponentialBackoff)], problems)
+        .unwrap_or(Strategy::ExponentialBackoff);
+    let delays = 1..=limits.max_delay_secs.cast_signed();
+    let given_initial = fields.integer("initial_delay_secs", delays.clone(), problems).map(i64::cast_unsigned);
+    let given_max = fields.integer("max_delay_secs", delays.clone(), problems).map(i64::cast_unsigned);
+    let jitter_ms = fields.integer("jitter_ms", 0..=delays.end().saturating_mul(1000), problems);
+    let multiplier = fields.take("backoff_multiplier");
+    let backoff_multiplier = multiplier.as_ref().map_or(Some(Policy::DEFAULT_BACKOFF_MULTIPLIER), Value::as_f64);
+    if !backoff_multiplier.is_some_and(|m| m.is_finite() && m >= 1.0) {
+        problems.add(fields.path("backoff_multiplier"), "must be a number of at least 1.0");
+    }
+    let retry_on = read_retry_on(&mut fields, problems);
+
+    // A default gives way to a value that was given, never the other way round.
+    let max_delay_secs = given_max
+        .unwrap_or_else(|| Policy::DEFAULT_MAX_DELAY_SECS.max(given_initial.unwrap_or(0)).min(limits.max_delay_secs));
+    let initial_delay_secs = given_initial.unwrap_or(Policy::DEFAULT_INITIAL_DELAY_SECS.min(max_delay_secs));
+    if initial_delay_secs > max_delay_secs {
+        problems.add(fields.path("initial_delay_secs"), format!("must not exceed max_delay_secs ({max_delay_secs})"));
+    }
+    fields.close(problems);
+    Some(Policy {
+        max_retries: max_retries?,
+        strategy,
+        initial_delay_secs,
+        backoff_multiplier: backoff_multiplier?,
+        max_delay_secs,
+        jitter_ms: jitter_ms.map_or(Policy::DEFAULT_JITTER_MS, i64::cast_unsigned),
+        retry_on,
+    })
+}
+
+fn read_retry_on(fields: &mut Fields, problems: &mut Problems) -> Vec<Trigger> {
+    let Some(items) = fields.array("retry_on", problems) else { return Trigger::ALL.to_vec() };
+    if items.is_empty() {
+        problems.add(fields.path("retry_on"), "must not be empty");
+    }
+    let choices = Trigger::ALL.map(|t| (t.as_str(), t));
+    let mut triggers = Vec::new();
+    for (i, item) in items.iter().enumerate() {
+        if let Some(trigger) = fields.pick(&format!("retry_on[{i}]"), item, &choices, problems)
+            && !triggers.contains(&trigger)
+        {
+            triggers.push(trigger);
+        }
+    }
+    triggers
+}
+
+#[cfg(test)]
+#[path = "new_task_tests.rs"]
+mod tests;

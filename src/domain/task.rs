@@ -1,0 +1,57 @@
+//! The part of a task that decisions look at, as it was read under its lock.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::retry::{FailureType, Policy};
+use super::status::Status;
+
+/// The hot row of a task plus its retry policy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    pub id: Uuid,
+    pub batch_id: Uuid,
+    pub status: Status,
+    pub flags: Flags,
+    /// Retry counter, compared with `max_retries`.
+    pub attempt: i16,
+    /// Execution number: fences stale workers, goes into idempotency keys.
+    pub run: i32,
+    pub deferrals: i32,
+    /// Parents that are not terminal yet. Means something only while the task is alive.
+    pub wait_count: i32,
+    pub timeout_secs: i32,
+    pub claimed_by: Option<Uuid>,
+    /// The last run that was ever claimed: its worker may still report.
+    pub claimed_run: Option<i32>,
+    /// End of the lease while Claimed, deadline while Running.
+    pub timeout_at: Option<DateTime<Utc>>,
+    pub next_retry_at: Option<DateTime<Utc>>,
+    pub created_at: DateTime<Utc>,
+    pub started_at: Option<DateTime<Utc>>,
+    pub ended_at: Option<DateTime<Utc>>,
+    pub failure_type: Option<FailureType>,
+    pub failure_reason: Option<String>,
+    pub retry: Option<Policy>,
+}
+
+/// Which cold rows a transition has to look for at all; most tasks have none of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(pub i16);
+
+impl Flags {
+    pub const ON_START: Flags = Flags(1);
+    pub const ON_SUCCESS: Flags = Flags(2);
+    pub const ON_FAILURE: Flags = Flags(4);
+    pub const HAS_CHILDREN: Flags = Flags(16);
+
+    pub const fn has(self, other: Flags) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    pub fn set(&mut self, other: Flags, on: bool) {
+        if on {
+            self.0 |= other.0;
+        }
+    }
+}

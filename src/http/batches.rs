@@ -1,0 +1,86 @@
+//! `/batches`, `/batch/{id}`, `/dag/{batch_id}`
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use uuid::Uuid;
+
+use super::extract::{Id, Query};
+use super::tasks::next_cursor;
+use super::{Api, Problem};
+use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
+
+/// List batches, newest first
+#[utoipa::path(
+    get, path = "/batches", operation_id = "listBatches", tag = "batches",
+    params(
+        ("page" = Option<u32>, Query, description = "From 0"),
+        ("page_size" = Option<u32>, Query, description = "50 by default, 100 at most", minimum = 1),
+        ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
+    ),
+    responses(
+        (status = 200, description = "The batches", body = Vec<BatchSummary>,
+         headers(("X-Next-Cursor" = Option<Uuid>, description = "There is more: the cursor of the next page"))),
+        (status = 400, description = "A malformed parameter", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, Problem> {
+    let (page, size) = query.page::<Uuid>();
+    query.close()?;
+    let batches = api.service.batches(page, size).await?;
+    let next = next_cursor(batches.len(), size, batches.last().map(|batch| batch.batch_id));
+    Ok((next, Json(batches)).into_response())
+}
+
+/// Get a batch
+#[utoipa::path(
+    get, path = "/batch/{id}", operation_id = "getBatch", tag = "batches",
+    params(("id" = Uuid, Path, description = "The batch")),
+    responses(
+        (status = 200, description = "The batch and its sums", body = Batch),
+        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn get(State(api): State<Api>, Id(id): Id) -> Result<Json<Batch>, Problem> {
+    Ok(Json(api.service.batch(id).await?))
+}
+
+/// Stop a batch
+///
+/// Cancels every task of it that is alive, those that wait for a retry too.
+#[utoipa::path(
+    delete, path = "/batch/{id}", operation_id = "stopBatch", tag = "batches",
+    params(("id" = Uuid, Path, description = "The batch")),
+    responses(
+        (status = 200, description = "What was canceled", body = StoppedBatch),
+        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn stop(State(api): State<Api>, Id(id): Id) -> Result<Json<StoppedBatch>, Problem> {
+    Ok(Json(api.service.stop(id).await?))
+}
+
+/// Get the graph of a batch
+#[utoipa::path(
+    get, path = "/dag/{batch_id}", operation_id = "getDag", tag = "batches",
+    params(("batch_id" = Uuid, Path, description = "The batch")),
+    responses(
+        (status = 200, description = "Tasks and links", body = Dag),
+        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn dag(State(api): State<Api>, Id(id): Id) -> Result<Json<Dag>, Problem> {
+    Ok(Json(api.service.dag(id).await?))
+}

@@ -1,0 +1,63 @@
+//! `/webhook-deliveries`
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+
+use super::extract::{Id, Query};
+use super::tasks::next_cursor;
+use super::{Api, Problem};
+use crate::domain::view::{Delivery, DeliveryStatus};
+use crate::store::query::DeliveryFilter;
+
+/// List notifications, newest first
+#[utoipa::path(
+    get, path = "/webhook-deliveries", operation_id = "listWebhookDeliveries", tag = "webhook deliveries",
+    params(
+        ("status" = Option<DeliveryStatus>, Query, description = "Only with this status"),
+        ("task_id" = Option<uuid::Uuid>, Query, description = "Only of this task"),
+        ("batch_id" = Option<uuid::Uuid>, Query, description = "Only of this batch and its tasks"),
+        ("page" = Option<u32>, Query, description = "From 0"),
+        ("page_size" = Option<u32>, Query, description = "50 by default, 100 at most", minimum = 1),
+        ("cursor" = Option<i64>, Query, description = "X-Next-Cursor of the page before, instead of page"),
+    ),
+    responses(
+        (status = 200, description = "The notifications", body = Vec<Delivery>,
+         headers(("X-Next-Cursor" = Option<i64>, description = "There is more: the cursor of the next page"))),
+        (status = 400, description = "A malformed filter", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, Problem> {
+    let filter = DeliveryFilter {
+        id: None,
+        status: query.parsed("status", "pending, success or exhausted", DeliveryStatus::parse),
+        task_id: query.uuid("task_id"),
+        batch_id: query.uuid("batch_id"),
+    };
+    let (page, size) = query.page::<i64>();
+    query.close()?;
+    let deliveries = api.service.deliveries(&filter, page, size).await?;
+    let next = next_cursor(deliveries.len(), size, deliveries.last().map(|delivery| delivery.id));
+    Ok((next, Json(deliveries)).into_response())
+}
+
+/// Send a notification again
+///
+/// One that is still being tried stays as it is.
+#[utoipa::path(
+    post, path = "/webhook-deliveries/{id}/redeliver", operation_id = "redeliver", tag = "webhook deliveries",
+    params(("id" = i64, Path, description = "The notification")),
+    responses(
+        (status = 200, description = "The notification as it now is", body = Delivery),
+        (status = 400, description = "Not a number", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such notification", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn redeliver(State(api): State<Api>, Id(id): Id<i64>) -> Result<Json<Delivery>, Problem> {
+    Ok(Json(api.service.redeliver(id).await?))
+}

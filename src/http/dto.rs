@@ -1,0 +1,134 @@
+//! The shapes of requests, for the API description alone: bodies are read field by field by `domain::new_task`,
+//! which can name every problem at once. A test compares the two.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::domain::retry::{FailureType, Strategy, Trigger};
+use crate::domain::webhook::Action;
+
+/// A batch: the tasks alone, or with what concerns them together.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum CreateTasks {
+    Tasks(Vec<NewTask>),
+    Batch(NewBatch),
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewBatch {
+    pub tasks: Vec<NewTask>,
+    /// Called when nothing in the batch is alive any more.
+    pub on_batch_complete: Option<Vec<Action>>,
+    #[schema(min_length = 1, max_length = 255)]
+    pub scope: Option<String>,
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewTask {
+    /// A name inside the batch, for dependencies.
+    #[schema(min_length = 1, max_length = 255)]
+    pub id: Option<String>,
+    #[schema(min_length = 1, max_length = 255)]
+    pub name: String,
+    #[schema(min_length = 1, max_length = 100)]
+    pub kind: String,
+    /// Seconds, counted from the last sign of life.
+    #[schema(minimum = 1, maximum = 86400, default = 60)]
+    pub timeout: Option<i32>,
+    /// At most 64 KiB.
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Value>,
+    /// Higher first.
+    #[schema(minimum = -1000, maximum = 1000, default = 0)]
+    pub priority: Option<i16>,
+    /// Called to start the task. Without it the task is Running once claimed.
+    pub on_start: Option<Action>,
+    pub on_success: Option<Vec<Action>>,
+    pub on_failure: Option<Vec<Action>>,
+    pub dependencies: Option<Vec<NewDependency>>,
+    #[schema(minimum = 0)]
+    pub expected_count: Option<i32>,
+    pub dead_end_barrier: Option<bool>,
+    pub retry: Option<NewRetry>,
+    /// Not started before this.
+    pub run_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewDependency {
+    /// The `id` of a task that appears earlier in the batch.
+    #[schema(min_length = 1, max_length = 255)]
+    pub id: String,
+    #[schema(default = true)]
+    pub requires_success: Option<bool>,
+}
+
+/// How failures are retried. Absent: not at all.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewRetry {
+    /// Retries after the first execution; at most `RETRY_MAX_RETRIES_LIMIT`.
+    #[schema(minimum = 1)]
+    pub max_retries: i16,
+    pub strategy: Option<Strategy>,
+    #[schema(minimum = 1, default = 5)]
+    pub initial_delay_secs: Option<u64>,
+    #[schema(minimum = 1.0, default = 2.0)]
+    pub backoff_multiplier: Option<f64>,
+    /// At most `RETRY_MAX_DELAY_LIMIT`.
+    #[schema(minimum = 1, default = 300)]
+    pub max_delay_secs: Option<u64>,
+    #[schema(minimum = 0, default = 500)]
+    pub jitter_ms: Option<u64>,
+    #[schema(min_items = 1)]
+    pub retry_on: Option<Vec<Trigger>>,
+}
+
+/// A report or a change.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TaskPatch {
+    pub status: Option<ReportedStatus>,
+    /// Required with Failure.
+    #[schema(min_length = 1, max_length = 65536)]
+    pub failure_reason: Option<String>,
+    pub failure_type: Option<FailureType>,
+    /// Merged into what is there.
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Value>,
+    #[schema(minimum = 0)]
+    pub new_success: Option<i32>,
+    #[schema(minimum = 0)]
+    pub new_failures: Option<i32>,
+    #[schema(minimum = 0)]
+    pub expected_count: Option<i32>,
+    #[schema(minimum = -1000, maximum = 1000)]
+    pub priority: Option<i16>,
+    /// The run this is about; 409 if the task is at another one.
+    #[schema(minimum = 0)]
+    pub run: Option<i32>,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub enum ReportedStatus {
+    Success,
+    Failure,
+}
+
+/// A sign of life, with what to add to the counters.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TaskProgress {
+    #[schema(minimum = 0)]
+    pub new_success: Option<i32>,
+    #[schema(minimum = 0)]
+    pub new_failures: Option<i32>,
+}

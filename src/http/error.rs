@@ -1,0 +1,117 @@
+//! Every error answer: `application/problem+json` (RFC 9457), plus `error` and `details` for older clients.
+
+use axum::extract::Request;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::domain::status::Status;
+use crate::{service, store};
+
+/// What went wrong.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Problem {
+    /// The kind of problem in a few words.
+    #[schema(example = "Bad Request")]
+    title: String,
+    /// The HTTP status again.
+    #[schema(example = 400)]
+    status: u16,
+    /// What is wrong with this request.
+    detail: String,
+    /// The same as `detail`.
+    error: String,
+    /// One line per problem, each with the path of the field.
+    details: Vec<String>,
+    /// With 409: where the task stands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    current_status: Option<Status>,
+    /// With 409: the run the task is at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    current_run: Option<i32>,
+}
+
+impl Problem {
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> Problem {
+        let detail = detail.into();
+        Problem {
+            title: status.canonical_reason().unwrap_or("Error").to_owned(),
+            status: status.as_u16(),
+            error: detail.clone(),
+            detail,
+            details: Vec::new(),
+            current_status: None,
+            current_run: None,
+        }
+    }
+
+    /// Bad input, every problem of it.
+    pub fn invalid(details: Vec<String>) -> Problem {
+        let detail = match details.as_slice() {
+            [only] => only.clone(),
+            many => format!("{} problems, the first: {}", many.len(), many.first().map_or("", String::as_str)),
+        };
+        Problem { details, ..Problem::new(StatusCode::BAD_REQUEST, detail) }
+    }
+
+    pub fn internal() -> Problem {
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "something went wrong here; the log knows more")
+    }
+
+    pub fn unavailable() -> Problem {
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the database is not available at the moment")
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let mut response = (status, body).into_response();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+impl From<service::Error> for Problem {
+    fn from(error: service::Error) -> Problem {
+        match error {
+            service::Error::NotFound { .. } => Problem::new(StatusCode::NOT_FOUND, error.to_string()),
+            service::Error::Conflict { detail, status, run } => {
+                Problem { current_status: status, current_run: run, ..Problem::new(StatusCode::CONFLICT, detail) }
+            }
+            service::Error::Invalid(details) => Problem::invalid(details),
+            service::Error::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<store::Error> for Problem {
+    fn from(error: store::Error) -> Problem {
+        match error {
+            store::Error::Unavailable(_) | store::Error::Transient(_) => {
+                tracing::warn!(%error, "request failed");
+                Problem::unavailable()
+            }
+            store::Error::Guard { .. } | store::Error::Corrupt(_) | store::Error::Statement(_) => {
+                tracing::error!(%error, "request failed");
+                Problem::internal()
+            }
+        }
+    }
+}
+
+pub async fn no_such_path(request: Request) -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", request.uri().path()))
+}
+
+pub async fn no_such_method(request: Request) -> Problem {
+    let detail = format!("{} is not possible at {}", request.method(), request.uri().path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+}

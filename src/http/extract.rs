@@ -1,0 +1,148 @@
+//! Reads requests so that whatever is wrong with one becomes a problem that names the place.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use axum::body::to_bytes;
+use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{Api, Problem};
+use crate::domain::input::{Problems, representable};
+use crate::store::query::Page;
+
+/// The body as JSON, whatever its content type says; an empty one is `{}`.
+pub struct Body(pub Value);
+
+impl FromRequest<Api> for Body {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Body, Problem> {
+        let most = api.max_body_bytes;
+        let too_large = || {
+            let detail = format!("body: must have at most {most} bytes (MAX_BODY_BYTES)");
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+        };
+        let declared = request.headers().get("content-length").and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+        if declared.is_some_and(|length| length > most) {
+            return Err(too_large());
+        }
+        let bytes = to_bytes(request.into_body(), most).await.map_err(|error| {
+            let limit = std::error::Error::source(&error).is_some_and(|e| e.to_string().contains("length limit"));
+            if limit { too_large() } else { Problem::new(StatusCode::BAD_REQUEST, "body: could not be read") }
+        })?;
+        if bytes.is_empty() {
+            return Ok(Body(Value::Object(serde_json::Map::new())));
+        }
+        let parsed = serde_json::from_slice(&bytes);
+        parsed.map(Body).map_err(|error| Problem::invalid(vec![format!("body: is not valid JSON: {error}")]))
+    }
+}
+
+/// A path parameter called `id` or `batch_id`.
+pub struct Id<T = Uuid>(pub T);
+
+impl<T: FromStr> FromRequestParts<Api> for Id<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Id<T>, Problem> {
+        let params = RawPathParams::from_request_parts(parts, api)
+            .await
+            .map_err(|_| Problem::invalid(vec!["path: is not valid UTF-8".into()]))?;
+        let found = params.iter().next();
+        let (name, text) = found.ok_or_else(Problem::internal)?;
+        let kind = if std::any::type_name::<T>().ends_with("Uuid") { "a UUID" } else { "a whole number" };
+        text.parse()
+            .map(Id)
+            .map_err(|_| Problem::invalid(vec![format!("{name}: must be {kind}, not \"{}\"", shown(text))]))
+    }
+}
+
+/// The query parameters, taken one by one; what nobody takes is unknown.
+pub struct Query {
+    pairs: Vec<(String, String)>,
+    problems: Problems,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Query {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Query, Self::Rejection> {
+        let text = parts.uri.query().unwrap_or_default();
+        let pairs = url::form_urlencoded::parse(text.as_bytes()).into_owned().collect();
+        Ok(Query { pairs, problems: Problems::default() })
+    }
+}
+
+impl Query {
+    pub fn text(&mut self, name: &str) -> Option<String> {
+        let at = self.pairs.iter().position(|(key, _)| key == name)?;
+        let (_, value) = self.pairs.remove(at);
+        if self.pairs.iter().any(|(key, _)| key == name) {
+            self.problems.add(name, "is given more than once");
+            self.pairs.retain(|(key, _)| key != name);
+        }
+        if value.contains('\0') {
+            self.problems.add(name, "must not contain NUL characters");
+            return None;
+        }
+        Some(value)
+    }
+
+    pub fn parsed<T>(&mut self, name: &str, what: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let text = self.text(name)?;
+        let value = parse(&text);
+        if value.is_none() {
+            self.problems.add(name, format!("must be {what}, not \"{}\"", shown(&text)));
+        }
+        value
+    }
+
+    pub fn integer<T>(&mut self, name: &str, range: &RangeInclusive<T>) -> Option<T>
+    where
+        T: FromStr + PartialOrd + Display,
+    {
+        let what = format!("a whole number from {} to {}", range.start(), range.end());
+        self.parsed(name, &what, |text| text.parse().ok().filter(|value| range.contains(value)))
+    }
+
+    pub fn uuid(&mut self, name: &str) -> Option<Uuid> {
+        self.parsed(name, "a UUID", |text| text.parse().ok())
+    }
+
+    pub fn timestamp(&mut self, name: &str) -> Option<DateTime<Utc>> {
+        self.parsed(name, "an RFC 3339 timestamp", |text| {
+            // A `+` that was not escaped arrives as a space.
+            let at = DateTime::parse_from_rfc3339(&text.replace(' ', "+")).ok()?;
+            Some(at.with_timezone(&Utc)).filter(representable)
+        })
+    }
+
+    /// `page` and `page_size`, or `cursor` and `page_size`.
+    pub fn page<Key: FromStr>(&mut self) -> (Page<Key>, i64) {
+        let page = self.integer("page", &(0..=i64::from(u32::MAX)));
+        // Larger than allowed is not wrong, only too much.
+        let size = self.integer("page_size", &(1..=i64::MAX)).unwrap_or(50).min(100);
+        let cursor = self.parsed("cursor", "a value of X-Next-Cursor", |text| text.parse().ok());
+        if page.is_some() && cursor.is_some() {
+            self.problems.add("cursor", "cannot be combined with page");
+        }
+        (cursor.map_or(Page::Offset(page.unwrap_or(0) * size), Page::After), size)
+    }
+
+    pub fn close(mut self) -> Result<(), Problem> {
+        for (name, _) in std::mem::take(&mut self.pairs) {
+            self.problems.add(shown(&name), "unknown query parameter");
+        }
+        if self.problems.is_empty() { Ok(()) } else { Err(Problem::invalid(self.problems.into_vec())) }
+    }
+}
+
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(60).collect()
+}

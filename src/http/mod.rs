@@ -1,0 +1,88 @@
+//! The edge: from HTTP to the service and back. Handlers are short; nothing here decides about tasks.
+
+mod batches;
+mod deliveries;
+pub mod dto;
+mod error;
+mod extract;
+mod openapi;
+mod system;
+mod tasks;
+
+use std::any::Any;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::header::{HeaderName, HeaderValue};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use metrics_exporter_prometheus::PrometheusHandle;
+use tower::ServiceBuilder;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
+use tower_http::trace::TraceLayer;
+use utoipa_swagger_ui::SwaggerUi;
+
+use crate::domain::new_task::Limits;
+use crate::service::Service;
+
+pub use error::Problem;
+pub use openapi::document;
+
+/// What the handlers work with.
+#[derive(Clone)]
+pub struct Api {
+    pub service: Service,
+    pub limits: Limits,
+    pub max_body_bytes: usize,
+    pub metrics: PrometheusHandle,
+}
+
+pub fn router(api: Api) -> Router {
+    let (routes, document) = openapi::routes().split_for_parts();
+    let request_id = HeaderName::from_static("x-request-id");
+    routes
+        .merge(SwaggerUi::new("/docs").url("/openapi.json", document))
+        .fallback(error::no_such_path)
+        .method_not_allowed_fallback(error::no_such_method)
+        .with_state(api)
+        .layer(
+            ServiceBuilder::new()
+                .layer(SetRequestIdLayer::new(request_id.clone(), MakeRequestUuid))
+                .layer(TraceLayer::new_for_http().make_span_with(span).on_failure(()))
+                .layer(PropagateRequestIdLayer::new(request_id))
+                .layer(middleware::from_fn(measure))
+                .layer(CatchPanicLayer::custom(panicked)),
+        )
+}
+
+fn span(request: &Request) -> tracing::Span {
+    let id = request.headers().get("x-request-id").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    tracing::info_span!("http", method = %request.method(), path = request.uri().path(), request.id = id)
+}
+
+async fn measure(request: Request, next: Next) -> Response {
+    let started = std::time::Instant::now();
+    let method = request.method().as_str().to_owned();
+    let path = request
+        .extensions()
+        .get::<axum::extract::MatchedPath>()
+        .map_or_else(|| "unmatched".to_owned(), |path| path.as_str().to_owned());
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16().to_string();
+    let labels = [("method", method), ("path", path), ("status", status)];
+    metrics::histogram!("reprise_http_request_duration_seconds", &labels).record(started.elapsed().as_secs_f64());
+    response.headers_mut().entry("x-content-type-options").or_insert(HeaderValue::from_static("nosniff"));
+    response
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "the layer wants it so")]
+fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let what = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("unknown");
+    tracing::error!(panic = what, "a handler panicked");
+    Problem::internal().into_response()
+}

@@ -1,0 +1,49 @@
+//! The router is the description: what is not registered here does not exist.
+
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Api, batches, deliveries, system, tasks};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Reprise",
+        description = "A task service on PostgreSQL: batches and graphs of HTTP tasks, started, watched and retried.",
+        license(name = "MIT", identifier = "MIT"),
+        contact(name = "Reprise")
+    ),
+    servers((url = "/", description = "this service")),
+    tags(
+        (name = "tasks", description = "Create, watch, report and steer tasks"),
+        (name = "batches", description = "Tasks that were created together"),
+        (name = "webhook deliveries", description = "Notifications and what became of them"),
+        (name = "system", description = "For operators")
+    )
+)]
+struct Description;
+
+pub fn routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(tasks::create, tasks::list))
+        .routes(routes!(tasks::get, tasks::patch, tasks::put, tasks::cancel))
+        .routes(routes!(tasks::pause))
+        .routes(routes!(tasks::resume))
+        .routes(routes!(batches::dag))
+        .routes(routes!(batches::list))
+        .routes(routes!(batches::get, batches::stop))
+        .routes(routes!(deliveries::list))
+        .routes(routes!(deliveries::redeliver))
+        .routes(routes!(system::health))
+        .routes(routes!(system::ready))
+        .routes(routes!(system::metrics))
+}
+
+/// The description as committed in `openapi/openapi.json`.
+pub fn document() -> String {
+    let document = routes().into_openapi();
+    let mut text = document.to_pretty_json().unwrap_or_default();
+    text.push('\n');
+    text
+}

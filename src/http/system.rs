@@ -1,0 +1,70 @@
+//! For those who operate the service: health, readiness, metrics.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::{Api, Problem};
+use crate::domain::status::Status;
+use crate::store::stats;
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Health {
+    #[schema(example = "ok")]
+    status: &'static str,
+}
+
+/// Is the process alive?
+#[utoipa::path(
+    get, path = "/health", operation_id = "health", tag = "system",
+    responses((status = 200, description = "It is", body = Health))
+)]
+pub async fn health() -> Json<Health> {
+    Json(Health { status: "ok" })
+}
+
+/// Can it work?
+#[utoipa::path(
+    get, path = "/ready", operation_id = "ready", tag = "system",
+    responses(
+        (status = 200, description = "The database answers", body = Health),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn ready(State(api): State<Api>) -> Result<Json<Health>, Problem> {
+    api.service.store().ping().await?;
+    Ok(Json(Health { status: "ok" }))
+}
+
+/// Numbers for Prometheus
+#[utoipa::path(
+    get, path = "/metrics", operation_id = "metrics", tag = "system",
+    responses((status = 200, description = "Prometheus text format", body = String, content_type = "text/plain"))
+)]
+pub async fn metrics(State(api): State<Api>) -> impl IntoResponse {
+    let store = api.service.store();
+    let (size, idle) = store.pool_use();
+    let idle = u32::try_from(idle).unwrap_or(size).min(size);
+    metrics::gauge!("reprise_pool_connections", "state" => "idle").set(idle);
+    metrics::gauge!("reprise_pool_connections", "state" => "used").set(size - idle);
+    // Without a database the page shows what the process itself knows.
+    if let Ok(counts) = stats::by_status(store).await {
+        for (status, count) in Status::ALL.iter().zip(counts) {
+            metrics::gauge!("reprise_tasks", "status" => status.as_str()).set(approximate(count));
+        }
+    }
+    if let Ok((depth, age)) = stats::outbox(store).await {
+        metrics::gauge!("reprise_outbox_depth").set(approximate(depth));
+        metrics::gauge!("reprise_outbox_oldest_age_seconds").set(age);
+    }
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], api.metrics.render())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a gauge is a float")]
+fn approximate(count: i64) -> f64 {
+    count as f64
+}

@@ -1,0 +1,250 @@
+//! `/task`
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use uuid::Uuid;
+
+use super::dto::{CreateTasks, TaskPatch, TaskProgress};
+use super::extract::{Body, Id, Query};
+use super::{Api, Problem};
+use crate::domain::new_task::{read_batch, read_patch, read_progress};
+use crate::domain::status::Status;
+use crate::domain::view::{BasicTask, WholeTask};
+use crate::store::query::TaskFilter;
+
+/// Create a batch of tasks
+///
+/// Either an array of tasks or an object with `tasks`. Dependencies name tasks that appear earlier in the array.
+#[utoipa::path(
+    post, path = "/task", operation_id = "createTasks", tag = "tasks",
+    request_body = CreateTasks,
+    responses(
+        (status = 201, description = "Created, in the order given", body = Vec<BasicTask>,
+         headers(("X-Batch-ID" = Uuid, description = "The batch"))),
+        (status = 204, description = "Nothing to create",
+         headers(("X-Batch-ID" = Uuid, description = "The batch"))),
+        (status = 400, description = "Every problem of every task", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 413, description = "The body is too large", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn create(State(api): State<Api>, Body(body): Body) -> Result<Response, Problem> {
+    let batch = read_batch(body, &api.limits).map_err(Problem::invalid)?;
+    let created = api.service.create(&batch).await?;
+    let id = [("X-Batch-ID", created.batch_id.to_string())];
+    if created.tasks.is_empty() {
+        return Ok((StatusCode::NO_CONTENT, id).into_response());
+    }
+    Ok((StatusCode::CREATED, id, Json(created.tasks)).into_response())
+}
+
+/// List tasks, newest first
+#[utoipa::path(
+    get, path = "/task", operation_id = "listTasks", tag = "tasks",
+    params(
+        ("status" = Option<String>, Query, description = "One status or several, separated by commas"),
+        ("kind" = Option<String>, Query, description = "Exactly this kind"),
+        ("name" = Option<String>, Query, description = "Exactly this name"),
+        ("batch_id" = Option<Uuid>, Query, description = "Only tasks of this batch"),
+        ("metadata" = Option<String>, Query, description = "A JSON object that the metadata contains"),
+        ("timeout" = Option<i32>, Query, description = "Exactly this timeout in seconds"),
+        ("created_after" = Option<String>, Query, description = "RFC 3339"),
+        ("created_before" = Option<String>, Query, description = "RFC 3339"),
+        ("page" = Option<u32>, Query, description = "From 0"),
+        ("page_size" = Option<u32>, Query, description = "50 by default, 100 at most", minimum = 1),
+        ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
+    ),
+    responses(
+        (status = 200, description = "The tasks", body = Vec<BasicTask>,
+         headers(("X-Next-Cursor" = Option<Uuid>, description = "There is more: the cursor of the next page"))),
+        (status = 400, description = "A malformed filter", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, Problem> {
+    let filter = TaskFilter {
+        statuses: query.parsed("status", "one status or several", statuses).unwrap_or_default(),
+        kind: query.text("kind"),
+        name: query.text("name"),
+        batch_id: query.uuid("batch_id"),
+        metadata: query.parsed("metadata", "a JSON object", |text| {
+            let value = serde_json::from_str(text).ok().filter(serde_json::Value::is_object)?;
+            (!text.contains("\\u0000")).then_some(value)
+        }),
+        timeout: query.integer("timeout", &(1..=86_400)),
+        created_after: query.timestamp("created_after"),
+        created_before: query.timestamp("created_before"),
+    };
+    let (page, size) = query.page::<Uuid>();
+    query.close()?;
+    let tasks = api.service.tasks(&filter, page, size).await?;
+    let next = next_cursor(tasks.len(), size, tasks.last().map(|task| task.id));
+    Ok((next, Json(tasks)).into_response())
+}
+
+/// Get a task
+#[utoipa::path(
+    get, path = "/task/{id}", operation_id = "getTask", tag = "tasks",
+    params(("id" = Uuid, Path, description = "The task")),
+    responses(
+        (status = 200, description = "The whole task", body = WholeTask),
+        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn get(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+    Ok(Json(api.service.task(id).await?))
+}
+
+/// Report how a run ended, or change a task
+///
+/// Saying again what is recorded for a run changes nothing and is answered with 200.
+#[utoipa::path(
+    patch, path = "/task/{id}", operation_id = "patchTask", tag = "tasks",
+    params(
+        ("id" = Uuid, Path, description = "The task"),
+        ("run" = Option<i32>, Query, description = "The run this is about, as in the handle", minimum = 0),
+    ),
+    request_body = TaskPatch,
+    responses(
+        (status = 200, description = "The task as it now is", body = WholeTask),
+        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "It does not fit the state of the task, or the run is over", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 413, description = "The body is too large", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn patch(
+    State(api): State<Api>,
+    Id(id): Id,
+    query: Query,
+    Body(body): Body,
+) -> Result<Json<WholeTask>, Problem> {
+    let run = run_of(query)?;
+    let mut patch = read_patch(body, &api.limits).map_err(Problem::invalid)?;
+    if let (Some(in_query), Some(in_body)) = (run, patch.run)
+        && in_query != in_body
+    {
+        return Err(Problem::invalid(vec![format!("run: is {in_query} in the query but {in_body} in the body")]));
+    }
+    patch.run = patch.run.or(run);
+    Ok(Json(api.service.patch(id, &patch).await?))
+}
+
+/// Give a sign of life
+///
+/// Adds to the counters and moves the timeout. Answered when it is durable.
+#[utoipa::path(
+    put, path = "/task/{id}", operation_id = "putTask", tag = "tasks",
+    params(
+        ("id" = Uuid, Path, description = "The task"),
+        ("run" = Option<i32>, Query, description = "The run this is about, as in the handle", minimum = 0),
+    ),
+    request_body = TaskProgress,
+    responses(
+        (status = 202, description = "Recorded"),
+        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The task or its run is over", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 413, description = "The body is too large", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn put(State(api): State<Api>, Id(id): Id, query: Query, Body(body): Body) -> Result<StatusCode, Problem> {
+    let run = run_of(query)?;
+    let progress = read_progress(body).map_err(Problem::invalid)?;
+    api.service.progress(id, run, progress).await?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// Cancel a task
+///
+/// Its children end as after a failure. Canceling a canceled task changes nothing.
+#[utoipa::path(
+    delete, path = "/task/{id}", operation_id = "cancelTask", tag = "tasks",
+    params(("id" = Uuid, Path, description = "The task")),
+    responses(
+        (status = 200, description = "The task as it now is", body = WholeTask),
+        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "It has already ended", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn cancel(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+    Ok(Json(api.service.cancel(id).await?))
+}
+
+/// Pause a task that is not being executed
+#[utoipa::path(
+    patch, path = "/task/pause/{id}", operation_id = "pauseTask", tag = "tasks",
+    params(("id" = Uuid, Path, description = "The task")),
+    responses(
+        (status = 200, description = "The task as it now is", body = WholeTask),
+        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "It is being executed or has ended", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn pause(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+    Ok(Json(api.service.pause(id).await?))
+}
+
+/// Resume a paused task
+#[utoipa::path(
+    patch, path = "/task/resume/{id}", operation_id = "resumeTask", tag = "tasks",
+    params(("id" = Uuid, Path, description = "The task")),
+    responses(
+        (status = 200, description = "The task as it now is", body = WholeTask),
+        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "It has ended", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn resume(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+    Ok(Json(api.service.resume(id).await?))
+}
+
+fn run_of(mut query: Query) -> Result<Option<i32>, Problem> {
+    let run = query.integer("run", &(0..=i32::MAX));
+    query.close()?;
+    Ok(run)
+}
+
+fn statuses(text: &str) -> Option<Vec<Status>> {
+    text.split(',').map(|one| Status::parse(one.trim())).collect()
+}
+
+/// A full page has a next one, as far as one can tell.
+pub(super) fn next_cursor(count: usize, size: i64, last: Option<impl ToString>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    if i64::try_from(count).is_ok_and(|count| count == size)
+        && let Some(value) = last.and_then(|last| last.to_string().parse().ok())
+    {
+        headers.insert("x-next-cursor", value);
+    }
+    headers
+}

@@ -1,0 +1,115 @@
+//! The one way a loop runs: tick; again at once if there is more; else sleep until the next known due time, a
+//! wake-up, the poll interval or shutdown, whichever comes first.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::store;
+use crate::wake::{Hints, Wake};
+
+/// A tick that takes longer than this has lost its database and is broken off.
+const TICK_TIMEOUT: Duration = Duration::from_secs(60);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+
+pub trait Loop: Send + Sync + 'static {
+    const NAME: &'static str;
+
+    /// The longest sleep between two ticks.
+    fn interval(&self) -> Duration;
+
+    /// What wakes it early.
+    fn hint(&self) -> Option<Hints> {
+        None
+    }
+
+    fn tick(&self) -> impl Future<Output = store::Result<Tick>> + Send;
+}
+
+/// What a tick did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tick {
+    pub processed: u64,
+    /// The batch was full: there is probably more.
+    pub more: bool,
+    /// Seconds until something is due; negative if it is overdue.
+    pub due_in: Option<f64>,
+}
+
+pub async fn run<L: Loop>(this: L, wake: Wake, shutdown: CancellationToken) {
+    let mut failures = 0u32;
+    while !shutdown.is_cancelled() {
+        let started = Instant::now();
+        let result = tokio::select! {
+            result = tokio::time::timeout(TICK_TIMEOUT, this.tick()) => result,
+            () = shutdown.cancelled() => return,
+        };
+        metrics::histogram!("reprise_loop_tick_duration_seconds", "loop" => L::NAME)
+            .record(started.elapsed().as_secs_f64());
+        let sleep = match result {
+            Ok(Ok(tick)) => {
+                metrics::counter!("reprise_loop_ticks_total", "loop" => L::NAME, "outcome" => "ok").increment(1);
+                metrics::counter!("reprise_loop_processed_total", "loop" => L::NAME).increment(tick.processed);
+                let lag = tick.due_in.map_or(0.0, |due| (-due).max(0.0));
+                metrics::gauge!("reprise_loop_lag_seconds", "loop" => L::NAME).set(lag);
+                if failures > 0 {
+                    tracing::info!(loop.name = L::NAME, failures, "loop works again");
+                    failures = 0;
+                }
+                if tick.more {
+                    continue;
+                }
+                until_due(tick.due_in, this.interval())
+            }
+            failed => {
+                metrics::counter!("reprise_loop_ticks_total", "loop" => L::NAME, "outcome" => "error").increment(1);
+                if failures == 0 {
+                    let error = match failed {
+                        Ok(Err(error)) => error.to_string(),
+                        _ => format!("no end after {} s", TICK_TIMEOUT.as_secs()),
+                    };
+                    tracing::warn!(loop.name = L::NAME, %error, "loop tick failed, will be repeated");
+                }
+                failures += 1;
+                let backoff = Duration::from_millis(100 << failures.min(6)).min(LONGEST_BACKOFF);
+                backoff.mul_f64(rand::random_range(0.5..1.0))
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(sleep) => {}
+            () = hinted(&wake, this.hint()), if failures == 0 => {}
+            () = shutdown.cancelled() => return,
+        }
+    }
+}
+
+async fn hinted(wake: &Wake, hint: Option<Hints>) {
+    match hint {
+        Some(hint) => wake.hinted(hint).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Sleeps to the point. What is overdue and was not taken is in somebody else's hands: look again soon, not at once.
+fn until_due(due_in: Option<f64>, interval: Duration) -> Duration {
+    match due_in {
+        Some(secs) if secs <= 0.0 => Duration::from_millis(20).min(interval),
+        Some(secs) if secs < interval.as_secs_f64() => Duration::from_secs_f64(secs) + Duration::from_micros(500),
+        _ => interval,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeps_until_the_next_due_time_or_the_interval() {
+        let second = Duration::from_secs(1);
+        assert_eq!(until_due(None, second), second);
+        assert_eq!(until_due(Some(7.0), second), second);
+        assert!(until_due(Some(0.25), second) >= Duration::from_millis(250));
+        assert!(until_due(Some(0.25), second) < Duration::from_millis(252));
+        assert_eq!(until_due(Some(-5.0), second), Duration::from_millis(20));
+    }
+}

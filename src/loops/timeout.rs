@@ -1,0 +1,50 @@
+//! Running tasks without a sign of life fail; claims whose instance died go back into the queue.
+
+use std::time::Duration;
+
+use super::runner::{Loop, Tick};
+use crate::domain::lifecycle::{Event, decide};
+use crate::domain::status::Status;
+use crate::store::{self, Store, lock, retrying, stats, transitions};
+
+const LIMIT: i64 = 500;
+
+pub struct Timeout {
+    pub store: Store,
+    pub interval: Duration,
+}
+
+impl Loop for Timeout {
+    const NAME: &'static str = "timeout";
+
+    fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    async fn tick(&self) -> store::Result<Tick> {
+        let processed = retrying(|| self.expire()).await?;
+        Ok(Tick {
+            processed,
+            more: processed >= LIMIT.cast_unsigned(),
+            due_in: stats::next_timeout(&self.store).await?,
+        })
+    }
+}
+
+impl Timeout {
+    async fn expire(&self) -> store::Result<u64> {
+        let mut tx = self.store.begin().await?;
+        let locked = lock::timed_out(&mut tx, LIMIT).await?;
+        let mut decided = Vec::new();
+        for task in &locked.tasks {
+            let event = if task.status == Status::Claimed { Event::LeaseRanOut } else { Event::TimedOut };
+            if let Ok(Some(transition)) = decide(task, &event, locked.moment) {
+                tracing::info!(task.id = %task.id, batch.id = %task.batch_id, run = task.run, ?event, "task overdue");
+                decided.push(transition);
+            }
+        }
+        transitions::apply(&mut tx, &decided, locked.moment).await?;
+        tx.commit().await?;
+        Ok(decided.len() as u64)
+    }
+}

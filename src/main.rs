@@ -1,0 +1,57 @@
+//! Parses the configuration, starts the logs and runs a subcommand. An error ends the process with one line.
+
+use std::process::ExitCode;
+
+use reprise::config::{self, Command};
+use reprise::{app, telemetry};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+fn main() -> ExitCode {
+    let cli = match config::parse() {
+        Ok(cli) => cli,
+        Err(line) => return fail(&line),
+    };
+    telemetry::logs(&cli.config.log);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&format!("cannot start: {error}")),
+    };
+    let command = cli.command.unwrap_or(Command::Serve);
+    let result = runtime.block_on(async {
+        let shutdown = CancellationToken::new();
+        watch_signals(&shutdown)?;
+        app::run(command, cli.config, shutdown).await
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(line) => fail(&line),
+    }
+}
+
+fn fail(line: &str) -> ExitCode {
+    eprintln!("reprise: {line}");
+    ExitCode::FAILURE
+}
+
+/// Ctrl-C and SIGTERM end the service in good order; a second one ends it at once.
+fn watch_signals(shutdown: &CancellationToken) -> Result<(), String> {
+    let cannot = |error| format!("cannot listen to signals: {error}");
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+    let shutdown = shutdown.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            if shutdown.is_cancelled() {
+                eprintln!("reprise: stopped at once");
+                std::process::exit(130);
+            }
+            shutdown.cancel();
+        }
+    });
+    Ok(())
+}

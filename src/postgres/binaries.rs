@@ -1,0 +1,194 @@
+//! Finding the binaries of PostgreSQL.
+//!
+//! It owns the order of the search and the choice by version. It must never
+//! use a server older than 14, nor one of another major version than the
+//! cluster has: neither can read the other's files.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use tokio::process::Command;
+
+use super::Settings;
+use super::error::Error;
+use super::fetch;
+use super::place::Place;
+
+const OLDEST_MAJOR: u32 = 14;
+
+/// Where systems and package managers put several versions side by side: the
+/// parent, what a name begins with before the version, and what follows.
+const INSTALLATIONS: [(&str, &str, &str); 6] = [
+    ("/usr/lib/postgresql", "", "bin"),
+    ("/usr", "pgsql-", "bin"),
+    ("/usr/libexec", "postgresql", ""),
+    ("/opt/homebrew/opt", "postgresql@", "bin"),
+    ("/usr/local/opt", "postgresql@", "bin"),
+    ("/Applications/Postgres.app/Contents/Versions", "", "bin"),
+];
+
+/// A directory with a usable `postgres` and `initdb`.
+#[derive(Debug, Clone)]
+pub struct Binaries {
+    pub dir: PathBuf,
+    pub version: String,
+    major: u32,
+}
+
+/// Chooses binaries for a cluster of the given major version, or for a new one.
+pub async fn locate(settings: &Settings, place: &Place, cluster_major: Option<u32>) -> Result<Binaries, Error> {
+    let version_error = |found: String| Error::Version {
+        path: place.dir.clone(),
+        cluster: cluster_major.unwrap_or_default(),
+        found: if found.is_empty() { "none".to_owned() } else { found },
+    };
+    let fits = |found: &Binaries| cluster_major.is_none_or(|major| major == found.major);
+
+    if let Some(dir) = &settings.bin_dir {
+        let found = probe(dir, place).await.map_err(|reason| Error::BinDir { path: dir.clone(), reason })?;
+        return if fits(&found) { Ok(found) } else { Err(version_error(found.version)) };
+    }
+
+    let mut candidates = Vec::new();
+    if settings.search_system {
+        candidates.extend(in_path("postgres").and_then(|path| parent_of_real(&path)));
+        candidates.extend(configured().await);
+        candidates.extend(installations());
+    }
+    candidates.extend(fetch::cached(&place.dir));
+
+    let mut others = Vec::new();
+    for dir in candidates {
+        match probe(&dir, place).await {
+            Ok(found) if fits(&found) => return Ok(found),
+            Ok(found) => others.push(found.version),
+            Err(reason) => {
+                tracing::debug!("passing over {}: {reason}", dir.display());
+            }
+        }
+    }
+    let fetchable = cluster_major.is_none_or(|major| major == fetch::MAJOR);
+    if !fetchable {
+        others.dedup();
+        return Err(version_error(others.join(", ")));
+    }
+    let dir = fetch::fetch(place).await?;
+    probe(&dir, place).await.map_err(|reason| Error::NoBinaries { reason })
+}
+
+/// Runs the server's binary for its version, under the account that will run
+/// it, which also shows that this account can reach and load it.
+pub async fn probe(dir: &Path, place: &Place) -> Result<Binaries, String> {
+    let dir = dir.canonicalize().map_err(|error| error.to_string())?;
+    for name in ["postgres", "initdb"] {
+        if !dir.join(name).is_file() {
+            return Err(format!("it has no `{name}`"));
+        }
+    }
+    let output = place
+        .user
+        .command(dir.join("postgres"))
+        .arg("--version")
+        .output()
+        .await
+        .map_err(|error| format!("user {} cannot run `postgres`: {error}", place.user.name))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let Some((version, major)) = parse_version(&text) else {
+        let complaint = super::cluster::one_line(&String::from_utf8_lossy(&output.stderr));
+        return Err(format!("`postgres --version` fails: {complaint}"));
+    };
+    if major < OLDEST_MAJOR {
+        return Err(format!("it is PostgreSQL {version}, but at least {OLDEST_MAJOR} is needed"));
+    }
+    Ok(Binaries { dir, version, major })
+}
+
+/// Understands `postgres (PostgreSQL) 15.14 (Debian …)` and `… 18beta1`.
+fn parse_version(text: &str) -> Option<(String, u32)> {
+    let version = text.split_once("(PostgreSQL)")?.1.split_whitespace().next()?;
+    Some((version.to_owned(), leading_number(version)?))
+}
+
+fn leading_number(text: &str) -> Option<u32> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    text[..end].parse().ok()
+}
+
+/// The first executable of that name on the search path.
+pub fn in_path(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .filter(|dir| dir.is_absolute())
+        .map(|dir| dir.join(name))
+        .find(|path| fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0))
+}
+
+/// Links to `postgres` stand without the rest of the installation around them.
+fn parent_of_real(path: &Path) -> Option<PathBuf> {
+    Some(path.canonicalize().ok()?.parent()?.to_owned())
+}
+
+async fn configured() -> Option<PathBuf> {
+    let output = Command::new(in_path("pg_config")?)
+        .arg("--bindir")
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    Some(PathBuf::from(text.trim())).filter(|dir| dir.is_absolute())
+}
+
+fn installations() -> Vec<PathBuf> {
+    let mut found: Vec<(u32, PathBuf)> = Vec::new();
+    for (parent, prefix, suffix) in INSTALLATIONS {
+        for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if let Some(major) = name.to_str().and_then(|name| version_in(name, prefix)) {
+                found.push((major, entry.path().join(suffix)));
+            }
+        }
+    }
+    newest_first(found)
+}
+
+fn version_in(name: &str, prefix: &str) -> Option<u32> {
+    leading_number(name.strip_prefix(prefix)?)
+}
+
+/// Keeps the order of the places within one version.
+fn newest_first(mut found: Vec<(u32, PathBuf)>) -> Vec<PathBuf> {
+    found.sort_by_key(|(major, _)| std::cmp::Reverse(*major));
+    found.into_iter().map(|(_, dir)| dir).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_from_what_the_server_says() {
+        let of = |text| parse_version(text).map(|(version, major)| format!("{version}={major}"));
+        assert_eq!(of("postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)\n").as_deref(), Some("15.14=15"));
+        assert_eq!(of("postgres (PostgreSQL) 18beta1").as_deref(), Some("18beta1=18"));
+        assert_eq!(of("postgres (EnterpriseDB) 15.1"), None);
+        assert_eq!(of(""), None);
+    }
+
+    #[test]
+    fn newer_versions_come_first_by_number() {
+        let dirs = [(9, "/9"), (14, "/14"), (18, "/18"), (100, "/100")].map(|(major, dir)| (major, PathBuf::from(dir)));
+        assert_eq!(newest_first(dirs.to_vec()), ["/100", "/18", "/14", "/9"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn installations_are_told_by_their_names() {
+        assert_eq!(version_in("pgsql-16", "pgsql-"), Some(16));
+        assert_eq!(version_in("postgresql@17", "postgresql@"), Some(17));
+        assert_eq!(version_in("9.6", ""), Some(9));
+        assert_eq!(version_in("postgresql", "postgresql"), None);
+        assert_eq!(version_in("bin", "pgsql-"), None);
+    }
+}

@@ -1,0 +1,107 @@
+//! The log of the server: a file in the data directory that it appends to.
+//!
+//! It owns the file's name, its size and what an error message quotes from it.
+//! It must never replace the file while a server writes to it.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+
+use super::cluster::one_line;
+use super::error::Error;
+use super::place::open_own;
+
+const NAME: &str = "postgres.log";
+const SIZE_MAX: u64 = 32 << 20;
+const SIZE_KEPT: u64 = 64 << 10;
+
+/// The open log of one run.
+#[derive(Debug)]
+pub struct Log(File);
+
+impl Log {
+    /// Begins a log; that of the last run is kept beside it.
+    pub fn begin(dir: &Path) -> Result<Self, Error> {
+        let path = dir.join(NAME);
+        let _ = fs::rename(&path, path.with_extension("log.1"));
+        open_own(dir, NAME).map(Self).map_err(|source| Error::DataDir { path, source })
+    }
+
+    /// A handle for a server to write to.
+    pub fn handle(&self) -> io::Result<File> {
+        self.0.try_clone()
+    }
+
+    pub fn size(&self) -> u64 {
+        self.0.metadata().map_or(0, |log| log.len())
+    }
+
+    /// What has gone wrong since the log was `start` bytes long.
+    pub fn since(&self, start: u64) -> String {
+        match self.read(start) {
+            Ok(text) => complaints(&String::from_utf8_lossy(&text)),
+            Err(error) => format!("its log cannot be read: {error}"),
+        }
+    }
+
+    /// Keeps only the end of a log that has grown too long. The server
+    /// appends, so it goes on at the new end.
+    pub fn trim(&self) {
+        let size = self.size();
+        if size <= SIZE_MAX {
+            return;
+        }
+        let trimmed = self.read(size - SIZE_KEPT).and_then(|end| {
+            self.0.set_len(0)?;
+            (&self.0).write_all(&end)
+        });
+        if let Err(error) = trimmed {
+            tracing::debug!("the log of PostgreSQL cannot be trimmed: {error}");
+        }
+    }
+
+    fn read(&self, start: u64) -> io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        let mut file = &self.0;
+        file.seek(SeekFrom::Start(start))?;
+        file.take(SIZE_KEPT).read_to_end(&mut text)?;
+        Ok(text)
+    }
+}
+
+/// The lines of a log that say what is wrong, or its end when none does.
+fn complaints(log: &str) -> String {
+    let telling: Vec<_> = log
+        .lines()
+        .filter(|line| ["FATAL:", "PANIC:", "ERROR:", "HINT:"].iter().any(|level| line.contains(level)))
+        .collect();
+    one_line(if telling.is_empty() { log.to_owned() } else { telling.join("\n") }.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cluster::unique;
+    use super::*;
+
+    #[test]
+    fn complaints_are_preferred_to_chatter() {
+        assert_eq!(complaints("LOG:  a\nFATAL:  b\nHINT:  c\nLOG:  d\n"), "FATAL:  b | HINT:  c");
+        assert_eq!(complaints("LOG:  a\nx\n"), "LOG:  a | x");
+    }
+
+    #[test]
+    fn the_last_log_is_kept_and_a_long_one_is_cut() {
+        let dir = std::env::temp_dir().join(unique("reprise-test-log-"));
+        fs::create_dir(&dir).expect("made");
+        fs::write(dir.join(NAME), "old").expect("written");
+        let log = Log::begin(&dir).expect("begun");
+        assert_eq!(fs::read(dir.join("postgres.log.1")).expect("kept"), b"old");
+        let mut server = log.handle().expect("a handle");
+        server.set_len(SIZE_MAX + 1).expect("grown");
+        log.trim();
+        assert_eq!(log.size(), SIZE_KEPT);
+        server.write_all(b"FATAL:  x").expect("appended");
+        assert_eq!(log.since(SIZE_KEPT), "FATAL:  x");
+        fs::remove_dir_all(&dir).expect("removed");
+    }
+}

@@ -1,0 +1,143 @@
+//! What the launcher knows about processes it did not start itself.
+//!
+//! It reads the pid file of a cluster and looks at the process named there. It
+//! must never send a signal: a number in a file may name anything by now.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::process::Stdio;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use tokio::process::Command;
+
+/// The two facts of interest in a `postmaster.pid`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PidFile {
+    pub pid: i32,
+    pub ready: bool,
+}
+
+impl PidFile {
+    /// Understands the file also while it is being written; `None` when there
+    /// is no process number in it.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let pid = lines.next()?.trim().parse().ok().filter(|&pid| pid > 0)?;
+        // Process, data directory, start time, port, socket directory, listen
+        // address and shared memory come before the status.
+        let ready = lines.nth(6).is_some_and(|status| status.trim() == "ready");
+        Some(Self { pid, ready })
+    }
+}
+
+/// What a process number stands for, seen from one cluster.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// No process, or one that belongs to somebody else.
+    Nobody,
+    /// A dead process that nobody has collected, or another program.
+    Stranger,
+    /// A server on this very cluster.
+    Server,
+}
+
+/// Looks at the process `pid` from the view of `cluster`.
+pub async fn holder(pid: i32, cluster: &Path) -> Holder {
+    let Some(process) = Pid::from_raw(pid) else {
+        return Holder::Nobody;
+    };
+    // A process that belongs to somebody else cannot be the cluster's server,
+    // and PostgreSQL passes over it likewise.
+    if test_kill_process(process).is_err() {
+        return Holder::Nobody;
+    }
+    let is_server = if Path::new("/proc/self/stat").exists() {
+        is_server_by_proc(pid, cluster)
+    } else {
+        is_server_by_ps(pid, cluster).await
+    };
+    if is_server { Holder::Server } else { Holder::Stranger }
+}
+
+/// Whether a process of that number exists, as a zombie too.
+pub fn exists(pid: Pid) -> bool {
+    test_kill_process(pid) != Err(Errno::SRCH)
+}
+
+fn is_server_by_proc(pid: i32, cluster: &Path) -> bool {
+    let proc = Path::new("/proc").join(pid.to_string());
+    let Ok(stat) = fs::read_to_string(proc.join("stat")) else {
+        return false;
+    };
+    if is_zombie(&stat) {
+        return false;
+    }
+    let arguments = fs::read(proc.join("cmdline")).unwrap_or_default();
+    // The server works in its cluster, but only its own account and root may
+    // read that; the arguments are open to all.
+    let works_there = fs::read_link(proc.join("cwd")).is_ok_and(|dir| dir == cluster);
+    let program = arguments.split(|&byte| byte == 0).next().unwrap_or(b"");
+    program.ends_with(b"postgres")
+        && (works_there
+            || arguments.split(|&byte| byte == 0).any(|argument| argument == cluster.as_os_str().as_bytes()))
+}
+
+/// The state follows the name of the program, which is in parentheses and may
+/// itself contain some.
+fn is_zombie(stat: &str) -> bool {
+    stat.rsplit_once(')').is_some_and(|(_, rest)| matches!(rest.trim_start().as_bytes().first(), Some(b'Z' | b'X')))
+}
+
+async fn is_server_by_ps(pid: i32, cluster: &Path) -> bool {
+    let output = Command::new("ps")
+        .args(["-ww", "-o", "stat=,command=", "-p", &pid.to_string()])
+        .stdin(Stdio::null())
+        .output()
+        .await;
+    output.is_ok_and(|output| {
+        let line = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = line.trim();
+        !line.starts_with('Z') && line.contains("postgres") && line.contains(&*cluster.to_string_lossy())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "4711\n/srv/pgdata\n1700000000\n5432\n/tmp/reprise-0\n\n  1234567    65538\nready   \n";
+
+    #[test]
+    fn a_ready_server_is_recognised() {
+        assert_eq!(PidFile::parse(FILE), Some(PidFile { pid: 4711, ready: true }));
+    }
+
+    #[test]
+    fn a_server_is_not_ready_while_it_starts_or_writes_the_file() {
+        let starting = FILE.replace("ready   ", "starting");
+        assert!(!PidFile::parse(&starting).expect("a number").ready);
+        assert!(!PidFile::parse("4711\n/srv/pgdata\n").expect("a number").ready);
+    }
+
+    #[test]
+    fn a_file_without_a_process_number_is_refused() {
+        for text in ["", "\n", "x\n", "-4711\n", "0\n"] {
+            assert_eq!(PidFile::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn zombies_are_told_by_the_state_after_the_name() {
+        assert!(is_zombie("12 (post) gres)) Z 1 12"));
+        assert!(!is_zombie("12 (Z) S 1 12"));
+    }
+
+    #[tokio::test]
+    async fn another_program_is_a_stranger() {
+        let own = std::process::id().cast_signed();
+        assert_eq!(holder(own, Path::new("/srv")).await, Holder::Stranger);
+        assert_eq!(holder(i32::MAX, Path::new("/srv")).await, Holder::Nobody);
+    }
+}

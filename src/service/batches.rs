@@ -1,0 +1,76 @@
+//! The verbs of `/batch`, `/batches` and `/dag`.
+
+use uuid::Uuid;
+
+use super::{Result, Service, no_batch};
+use crate::domain::lifecycle::{Event, Transition, decide};
+use crate::domain::status::Status;
+use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
+use crate::store::query::Page;
+use crate::store::{self, lock, query, retrying, transitions};
+
+/// Tasks that one transaction of a stop cancels: others wait for its locks no longer than that takes.
+const STOP_CHUNK: i64 = 2000;
+
+impl Service {
+    pub async fn batches(&self, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
+        Ok(query::batches(&self.store, page, limit).await?)
+    }
+
+    pub async fn batch(&self, id: Uuid) -> Result<Batch> {
+        query::batch(&self.store, id).await?.ok_or_else(|| no_batch(id))
+    }
+
+    pub async fn dag(&self, batch_id: Uuid) -> Result<Dag> {
+        query::dag(&self.store, batch_id).await?.ok_or_else(|| no_batch(batch_id))
+    }
+
+    /// Cancels everything alive in the batch, from its last task to its first. Children go before their parents,
+    /// so that none falls by the cascade, and a stop that is broken off leaves no child waiting for nothing.
+    pub async fn stop(&self, id: Uuid) -> Result<StoppedBatch> {
+        let batch = self.batch(id).await?;
+        let mut canceled = [0i32; 9];
+        let mut below = None;
+        loop {
+            let chunk = retrying(|| self.stop_chunk(id, below)).await?;
+            let Some(first) = chunk.first else { break };
+            below = Some(first);
+            for status in chunk.canceled {
+                canceled[status.index()] += 1;
+            }
+        }
+        let of = |status: Status| canceled[status.index()];
+        Ok(StoppedBatch {
+            batch_id: id,
+            canceled_waiting: of(Status::Waiting),
+            canceled_pending: of(Status::Pending),
+            canceled_claimed: of(Status::Claimed),
+            canceled_running: of(Status::Running),
+            canceled_retry_pending: of(Status::RetryPending),
+            canceled_paused: of(Status::Paused),
+            already_terminal: batch.total_tasks - canceled.iter().sum::<i32>(),
+        })
+    }
+
+    async fn stop_chunk(&self, id: Uuid, below: Option<Uuid>) -> store::Result<Chunk> {
+        let mut tx = self.store.begin().await?;
+        let locked = lock::last_alive_of_batch(&mut tx, id, below, STOP_CHUNK).await?;
+        let decided: Vec<Transition> = locked
+            .tasks
+            .iter()
+            .filter_map(|task| decide(task, &Event::Canceled, locked.moment).ok().flatten())
+            .collect();
+        transitions::apply(&mut tx, &decided, locked.moment).await?;
+        tx.commit().await?;
+        Ok(Chunk {
+            first: locked.tasks.first().map(|task| task.id),
+            canceled: decided.iter().map(Transition::from).collect(),
+        })
+    }
+}
+
+struct Chunk {
+    /// The lowest id it looked at.
+    first: Option<Uuid>,
+    canceled: Vec<Status>,
+}

@@ -1,0 +1,21 @@
+//! The verbs of `/webhook-deliveries`.
+
+use super::{Error, Result, Service};
+use crate::domain::view::Delivery;
+use crate::store::outbox;
+use crate::store::query::{self, DeliveryFilter, Page};
+
+impl Service {
+    pub async fn deliveries(&self, filter: &DeliveryFilter, page: Page<i64>, limit: i64) -> Result<Vec<Delivery>> {
+        Ok(query::deliveries(&self.store, filter, page, limit).await?)
+    }
+
+    /// Sends a notification again; one that is still being tried stays as it is.
+    pub async fn redeliver(&self, id: i64) -> Result<Delivery> {
+        let missing = || Error::NotFound { what: "delivery", id: id.to_string() };
+        outbox::redeliver(&self.store, id).await?.ok_or_else(missing)?;
+        let filter = DeliveryFilter { id: Some(id), ..DeliveryFilter::default() };
+        let found = self.deliveries(&filter, Page::Offset(0), 1).await?;
+        found.into_iter().next().ok_or_else(missing)
+    }
+}

@@ -1,0 +1,51 @@
+//! One function per verb of the API: open a transaction, lock, let the domain decide, apply, commit.
+
+mod batches;
+mod deliveries;
+mod tasks;
+
+use uuid::Uuid;
+
+use crate::domain::status::Status;
+use crate::store::{self, Store};
+
+pub use tasks::Created;
+
+/// What the handlers call.
+#[derive(Clone, Debug)]
+pub struct Service {
+    store: Store,
+    metadata_bytes: usize,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("there is no {what} with the id {id}")]
+    NotFound { what: &'static str, id: String },
+    #[error("{detail}")]
+    Conflict { detail: String, status: Option<Status>, run: Option<i32> },
+    #[error("the request is not valid")]
+    Invalid(Vec<String>),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Service {
+    pub fn new(store: Store, metadata_bytes: usize) -> Service {
+        Service { store, metadata_bytes }
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+}
+
+fn no_task(id: Uuid) -> Error {
+    Error::NotFound { what: "task", id: id.to_string() }
+}
+
+fn no_batch(id: Uuid) -> Error {
+    Error::NotFound { what: "batch", id: id.to_string() }
+}

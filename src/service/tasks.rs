@@ -1,0 +1,202 @@
+//! The verbs of `/task`.
+
+use uuid::Uuid;
+
+use super::{Error, Result, Service, no_task};
+use crate::domain::lifecycle::{self, Event, Report};
+use crate::domain::new_task::{NewBatch, Patch, Progress};
+use crate::domain::task::Task;
+use crate::domain::view::{BasicTask, Timestamp, WholeTask};
+use crate::store::progress::{self, Sign};
+use crate::store::query::{Page, TaskFilter};
+use crate::store::{self, Tx, attempts, create, lock, query, retrying, transitions};
+
+/// A new batch; without tasks nothing was stored.
+#[derive(Debug)]
+pub struct Created {
+    pub batch_id: Uuid,
+    pub tasks: Vec<BasicTask>,
+}
+
+/// How a change of one task went inside its transaction.
+enum Done {
+    /// As it now is.
+    Task(Box<WholeTask>),
+    Refused(Box<Task>),
+    TooLarge(usize),
+    Missing,
+}
+
+impl Service {
+    pub async fn create(&self, batch: &NewBatch) -> Result<Created> {
+        if batch.tasks.is_empty() {
+            return Ok(Created { batch_id: Uuid::now_v7(), tasks: Vec::new() });
+        }
+        let created = retrying(|| async {
+            let mut tx = self.store.begin().await?;
+            let created = create::batch(&mut tx, batch).await?;
+            tx.commit().await?;
+            Ok(created)
+        })
+        .await?;
+        let view = |(id, task): (&Uuid, &crate::domain::new_task::NewTask)| BasicTask {
+            id: *id,
+            name: task.name.clone(),
+            kind: task.kind.clone(),
+            status: task.status(),
+            batch_id: created.batch_id,
+            priority: task.priority,
+            attempt: 0,
+            run: 0,
+            next_retry_at: None,
+            success: 0,
+            failures: 0,
+            expected_count: task.expected_count,
+            created_at: Timestamp(created.created_at),
+            started_at: None,
+            ended_at: None,
+            dead_end_barrier: task.dead_end_barrier,
+        };
+        let tasks = created.ids.iter().zip(&batch.tasks).map(view).collect();
+        Ok(Created { batch_id: created.batch_id, tasks })
+    }
+
+    pub async fn task(&self, id: Uuid) -> Result<WholeTask> {
+        query::task(&self.store, id).await?.ok_or_else(|| no_task(id))
+    }
+
+    pub async fn tasks(&self, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
+        Ok(query::tasks(&self.store, filter, page, limit).await?)
+    }
+
+    /// What a worker reports, or somebody changes.
+    pub async fn patch(&self, id: Uuid, patch: &Patch) -> Result<WholeTask> {
+        let done = retrying(|| self.patch_once(id, patch)).await?;
+        self.answer(id, done, patch.run)
+    }
+
+    /// A sign of life, durable when this returns.
+    pub async fn progress(&self, id: Uuid, run: Option<i32>, counters: Progress) -> Result<()> {
+        let sign = Sign {
+            id,
+            run,
+            success: counters.success,
+            failures: counters.failures,
+            expected_count: None,
+            priority: None,
+        };
+        let written = retrying(|| async {
+            let mut tx = self.store.begin().await?;
+            let written = progress::record(&mut tx, std::slice::from_ref(&sign)).await?;
+            tx.commit().await?;
+            Ok(written)
+        })
+        .await?;
+        if !written.is_empty() {
+            return Ok(());
+        }
+        let (status, current) = query::standing(&self.store, id).await?.ok_or_else(|| no_task(id))?;
+        Err(conflict(status, current, run))
+    }
+
+    pub async fn cancel(&self, id: Uuid) -> Result<WholeTask> {
+        self.happened(id, &Event::Canceled).await
+    }
+
+    pub async fn pause(&self, id: Uuid) -> Result<WholeTask> {
+        self.happened(id, &Event::Paused).await
+    }
+
+    pub async fn resume(&self, id: Uuid) -> Result<WholeTask> {
+        self.happened(id, &Event::Resumed).await
+    }
+
+    async fn happened(&self, id: Uuid, event: &Event) -> Result<WholeTask> {
+        let done = retrying(|| async {
+            let mut tx = self.store.begin().await?;
+            let locked = lock::by_ids(&mut tx, &[id]).await?;
+            let Some(task) = locked.tasks.first() else { return Ok(Done::Missing) };
+            match lifecycle::decide(task, event, locked.moment) {
+                Err(_) => return Ok(Done::Refused(Box::new(task.clone()))),
+                Ok(None) => {}
+                Ok(Some(transition)) => transitions::apply(&mut tx, &[transition], locked.moment).await?,
+            }
+            finish(tx, id).await
+        })
+        .await?;
+        self.answer(id, done, None)
+    }
+
+    async fn patch_once(&self, id: Uuid, patch: &Patch) -> store::Result<Done> {
+        let mut tx = self.store.begin().await?;
+        let locked = lock::by_ids(&mut tx, &[id]).await?;
+        let Some(task) = locked.tasks.first() else { return Ok(Done::Missing) };
+        let refused = || Ok(Done::Refused(Box::new(task.clone())));
+        let mut transition = None;
+        if let Some(result) = &patch.result {
+            let report = Report { run: patch.run, result: result.clone() };
+            match lifecycle::decide(task, &Event::Reported(report.clone()), locked.moment) {
+                Ok(Some(decided)) => transition = Some(decided),
+                Ok(None) => return finish(tx, id).await,
+                Err(_) => {
+                    let about = report.run.unwrap_or(task.run - 1);
+                    let recorded = attempts::recorded(&mut tx, id, about).await?;
+                    if !lifecycle::repeats(task, &report, recorded) {
+                        return refused();
+                    }
+                    return finish(tx, id).await;
+                }
+            }
+        } else if task.status.is_terminal() || patch.run.is_some_and(|run| run != task.run) {
+            return refused();
+        }
+        let sign = Sign {
+            id,
+            run: None,
+            success: patch.progress.success,
+            failures: patch.progress.failures,
+            expected_count: patch.expected_count,
+            priority: patch.priority,
+        };
+        progress::record(&mut tx, &[sign]).await?;
+        if let Some(metadata) = &patch.metadata {
+            let size = progress::merge_metadata(&mut tx, id, metadata).await?;
+            if size > self.metadata_bytes {
+                return Ok(Done::TooLarge(size));
+            }
+        }
+        if let Some(transition) = transition {
+            transitions::apply(&mut tx, &[transition], locked.moment).await?;
+        }
+        finish(tx, id).await
+    }
+
+    fn answer(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<WholeTask> {
+        match done {
+            Done::Task(task) => Ok(*task),
+            Done::Refused(task) => Err(conflict(task.status, task.run, run)),
+            Done::Missing => Err(no_task(id)),
+            Done::TooLarge(size) => {
+                let most = self.metadata_bytes;
+                let problem = format!("metadata: must have at most {most} bytes when merged, not {size}");
+                Err(Error::Invalid(vec![problem]))
+            }
+        }
+    }
+}
+
+async fn finish(mut tx: Tx, id: Uuid) -> store::Result<Done> {
+    let task = query::task_in(&mut tx, id).await?;
+    tx.commit().await?;
+    Ok(task.map_or(Done::Missing, |task| Done::Task(Box::new(task))))
+}
+
+fn conflict(status: crate::domain::status::Status, current: i32, run: Option<i32>) -> Error {
+    let detail = match run {
+        Some(run) if run != current => {
+            format!("run {run} is over: the task is {status:?}, its current run is {current}")
+        }
+        _ => format!("not possible while the task is {status:?}"),
+    };
+    Error::Conflict { detail, status: Some(status), run: Some(current) }
+}

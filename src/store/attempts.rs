@@ -1,0 +1,57 @@
+//! The history of executions: one row each, inserted in the transaction in which the execution ends.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::{Result, Tx};
+use crate::domain::lifecycle::{Attempt, AttemptOutcome, Cause, Transition};
+
+pub(super) async fn insert(tx: &mut Tx, transitions: &[Transition]) -> Result<()> {
+    let rows: Vec<(Uuid, &Attempt)> =
+        transitions.iter().filter_map(|t| t.attempt().map(|a| (t.task().id, a))).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    macro_rules! column {
+        ($row:ident => $value:expr) => {
+            &rows.iter().map(|(_, $row)| $value).collect::<Vec<_>>()[..]
+        };
+    }
+    let signed = |value: Option<u64>| value.map(|v| i64::try_from(v).unwrap_or(i64::MAX));
+    sqlx::query!(
+        "insert into attempt (task_id, run, attempt, instance, started_at, ended_at, outcome, cause, failure_type,
+                              error, http_status, delay_ms, jitter_ms, next_retry_at, reason)
+         select * from unnest($1::uuid[], $2::int[], $3::smallint[], $4::uuid[], $5::timestamptz[], $6::timestamptz[],
+                              $7::text[], $8::text[], $9::text[], $10::text[], $11::smallint[], $12::bigint[],
+                              $13::bigint[], $14::timestamptz[], $15::text[])",
+        &rows.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
+        column!(a => a.run),
+        column!(a => a.attempt),
+        column!(a => a.instance) as &[Option<Uuid>],
+        column!(a => a.started_at) as &[Option<DateTime<Utc>>],
+        column!(a => a.ended_at),
+        column!(a => a.outcome.as_str()) as &[&str],
+        column!(a => a.cause.as_str()) as &[&str],
+        column!(a => a.failure.as_ref().map(|f| f.failure_type.as_str())) as &[Option<&str>],
+        column!(a => a.failure.as_ref().map(|f| f.reason.as_str())) as &[Option<&str>],
+        column!(a => a.failure.as_ref().and_then(|f| f.http_status).map(u16::cast_signed)) as &[Option<i16>],
+        column!(a => signed(a.delay_ms)) as &[Option<i64>],
+        column!(a => signed(a.jitter_ms)) as &[Option<i64>],
+        column!(a => a.next_retry_at) as &[Option<DateTime<Utc>>],
+        column!(a => a.reason.as_str()) as &[&str],
+    )
+    .execute(tx.conn())
+    .await?;
+    Ok(())
+}
+
+/// How a run ended, and whether a report ended it.
+pub async fn recorded(tx: &mut Tx, task_id: Uuid, run: i32) -> Result<Option<(i32, AttemptOutcome, bool)>> {
+    let row = sqlx::query!("select outcome, cause from attempt where task_id = $1 and run = $2", task_id, run)
+        .fetch_optional(tx.conn())
+        .await?;
+    Ok(row.and_then(|row| {
+        let outcome = AttemptOutcome::parse(&row.outcome)?;
+        Some((run, outcome, row.cause == Cause::Report.as_str()))
+    }))
+}

@@ -1,0 +1,152 @@
+//! Stores a batch: a constant number of statements, whatever its size.
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{Error, Result, Tx};
+use crate::domain::new_task::{NewBatch, NewTask};
+use crate::domain::status::Status;
+
+/// A stored batch: its id, the ids of its tasks in their order, and when it came into being.
+pub struct Created {
+    pub batch_id: Uuid,
+    pub ids: Vec<Uuid>,
+    pub created_at: DateTime<Utc>,
+}
+
+pub async fn batch(tx: &mut Tx, batch: &NewBatch) -> Result<Created> {
+    let batch_id = Uuid::now_v7();
+    let created_at = insert_batch(tx, batch_id, batch).await?;
+    // Made in ascending order: the queue takes equal priorities in the order of the batch, and locks taken in the
+    // order of ids go from parents to children.
+    let ids: Vec<Uuid> = batch.tasks.iter().map(|_| Uuid::now_v7()).collect();
+    insert_tasks(tx, batch_id, &ids, &batch.tasks, created_at).await?;
+    insert_links(tx, &ids, &batch.tasks).await?;
+    for status in [Status::Waiting, Status::Pending] {
+        let count = batch.tasks.iter().filter(|t| t.status() == status).count();
+        if count > 0 {
+            tx.total(status, i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+    tx.count("reprise_tasks_created_total", None, ids.len() as u64);
+    Ok(Created { batch_id, ids, created_at })
+}
+
+async fn insert_batch(tx: &mut Tx, id: Uuid, batch: &NewBatch) -> Result<DateTime<Utc>> {
+    let mut kinds: Vec<&str> = batch.tasks.iter().map(|t| t.kind.as_str()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let waiting = batch.tasks.iter().filter(|t| t.status() == Status::Waiting).count();
+    let on_complete = match batch.on_batch_complete.as_slice() {
+        [] => None,
+        actions => Some(serde_json::to_string(actions).map_err(Error::corrupt)?),
+    };
+    let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let now = tx.store.clock().param();
+    let created_at = sqlx::query_scalar!(
+        "with b as (
+             insert into batch (id, scope, metadata, kinds, total, on_complete, created_at)
+             values ($1, $2, $3, $4, $5, $6, coalesce($8, now())) returning created_at
+         ), c as (
+             insert into batch_count (batch_id, waiting, pending, updated_at)
+             select $1, $7, $5 - $7, created_at from b
+         )
+         select created_at from b",
+        id,
+        batch.scope,
+        batch.metadata,
+        &kinds as &[&str],
+        count(batch.tasks.len()),
+        on_complete,
+        count(waiting),
+        now,
+    )
+    .fetch_one(tx.conn())
+    .await?;
+    Ok(created_at)
+}
+
+async fn insert_tasks(
+    tx: &mut Tx,
+    batch_id: Uuid,
+    ids: &[Uuid],
+    tasks: &[NewTask],
+    created_at: DateTime<Utc>,
+) -> Result<()> {
+    macro_rules! column {
+        ($task:ident => $value:expr) => {
+            &tasks.iter().map(|$task| $value).collect::<Vec<_>>()[..]
+        };
+    }
+    let json = |value: Result<String, serde_json::Error>| value.map_err(Error::corrupt);
+    let actions = tasks
+        .iter()
+        .map(|t| (!t.actions.is_empty()).then(|| json(serde_json::to_string(&t.actions))).transpose())
+        .collect::<Result<Vec<_>>>()?;
+    let retry = tasks
+        .iter()
+        .map(|t| t.retry.as_ref().map(|p| json(serde_json::to_string(p))).transpose())
+        .collect::<Result<Vec<_>>>()?;
+    let wait_count = |t: &NewTask| i32::try_from(t.dependencies.len()).unwrap_or(i32::MAX);
+    sqlx::query!(
+        "with u as materialized (
+             select * from unnest($3::uuid[], $4::text[]::task_status[], $5::smallint[], $6::smallint[], $7::int[],
+                                  $8::int[], $9::int[], $10::timestamptz[], $11::text[], $12::text[], $13::jsonb[],
+                                  $14::text[], $15::text[], $16::boolean[])
+                 u(id, status, priority, flags, wait_count, timeout_secs, expected_count, run_at, name, kind, metadata,
+                   actions, retry, dead_end_barrier)
+         ), spec as (
+             insert into task_spec (id, batch_id, name, kind, metadata, actions, retry, run_at, dead_end_barrier,
+                                    created_at)
+             select id, $1, name, kind, metadata, actions, retry, run_at, dead_end_barrier, $2 from u
+         )
+         insert into task (id, batch_id, status, priority, flags, wait_count, timeout_secs, expected_count, not_before,
+                           created_at, last_updated)
+         select id, $1, status, priority, flags, wait_count, timeout_secs, expected_count,
+                case when run_at > $2 then run_at end, $2, $2 from u",
+        batch_id,
+        created_at,
+        ids,
+        column!(t => t.status().as_str()) as &[&str],
+        column!(t => t.priority),
+        column!(t => t.flags().0),
+        column!(t => wait_count(t)),
+        column!(t => t.timeout_secs),
+        column!(t => t.expected_count) as &[Option<i32>],
+        column!(t => t.run_at) as &[Option<DateTime<Utc>>],
+        column!(t => t.name.as_str()) as &[&str],
+        column!(t => t.kind.as_str()) as &[&str],
+        column!(t => t.metadata.as_ref()) as &[Option<&Value>],
+        &actions as &[Option<String>],
+        &retry as &[Option<String>],
+        column!(t => t.dead_end_barrier),
+    )
+    .execute(tx.conn())
+    .await?;
+    Ok(())
+}
+
+async fn insert_links(tx: &mut Tx, ids: &[Uuid], tasks: &[NewTask]) -> Result<()> {
+    let (mut parents, mut children, mut required) = (Vec::new(), Vec::new(), Vec::new());
+    for (child, task) in ids.iter().zip(tasks) {
+        for dependency in &task.dependencies {
+            parents.push(ids[dependency.parent]);
+            children.push(*child);
+            required.push(dependency.requires_success);
+        }
+    }
+    if parents.is_empty() {
+        return Ok(());
+    }
+    sqlx::query!(
+        "insert into link (parent_id, child_id, requires_success)
+         select * from unnest($1::uuid[], $2::uuid[], $3::boolean[])",
+        &parents,
+        &children,
+        &required,
+    )
+    .execute(tx.conn())
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! What can go wrong with the database, sorted by what a caller can do about it.
+
+/// A failed statement or transaction.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The database cannot be reached or is not accepting work: try again later.
+    #[error("the database is not available: {0}")]
+    Unavailable(#[source] sqlx::Error),
+    /// Another transaction was preferred: try again at once.
+    #[error("the transaction was broken off: {0}")]
+    Transient(#[source] sqlx::Error),
+    /// Rows had changed between lock and write, which only a missing lock can bring about.
+    #[error("{expected} rows were to change, {changed} did")]
+    Guard { expected: usize, changed: usize },
+    #[error("stored data cannot be read: {0}")]
+    Corrupt(String),
+    #[error("statement failed: {0}")]
+    Statement(#[source] sqlx::Error),
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Error::Transient(_) | Error::Guard { .. })
+    }
+
+    pub fn corrupt(what: impl std::fmt::Display) -> Error {
+        Error::Corrupt(what.to_string())
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Error {
+        use sqlx::Error as E;
+        let code = error.as_database_error().and_then(|e| e.code()).unwrap_or_default().into_owned();
+        match &error {
+            E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => {
+                Error::Unavailable(error)
+            }
+            // Deadlock, serialization failure.
+            E::Database(_) if code == "40P01" || code == "40001" => Error::Transient(error),
+            // Connection exceptions, too many connections, shutting or starting up, read-only after a failover.
+            E::Database(_)
+                if code.starts_with("08") || code.starts_with("57P") || code == "53300" || code == "25006" =>
+            {
+                Error::Unavailable(error)
+            }
+            _ => Error::Statement(error),
+        }
+    }
+}

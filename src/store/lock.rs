@@ -1,0 +1,130 @@
+//! Every way to take tasks for oneself. Rows are locked in the order of their ids, so that transactions that want
+//! the same rows queue up instead of blocking each other; the loops skip what somebody else holds.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::{Error, Result, Tx};
+use crate::domain::lifecycle::Moment;
+use crate::domain::retry::{FailureType, Policy};
+use crate::domain::status::Status;
+use crate::domain::task::{Flags, Task};
+
+/// Locked rows, and the moment at which decisions about them are made.
+pub struct Locked {
+    pub tasks: Vec<Task>,
+    pub moment: Moment,
+}
+
+struct Row {
+    id: Uuid,
+    batch_id: Uuid,
+    status: String,
+    flags: i16,
+    attempt: i16,
+    run: i32,
+    deferrals: i32,
+    wait_count: i32,
+    timeout_secs: i32,
+    claimed_by: Option<Uuid>,
+    claimed_run: Option<i32>,
+    timeout_at: Option<DateTime<Utc>>,
+    next_retry_at: Option<DateTime<Utc>>,
+    created_at: DateTime<Utc>,
+    started_at: Option<DateTime<Utc>>,
+    ended_at: Option<DateTime<Utc>>,
+    failure_type: Option<String>,
+    failure_reason: Option<String>,
+    retry: Option<String>,
+    now: DateTime<Utc>,
+}
+
+macro_rules! lock_tasks {
+    ($rest:literal, $($args:expr),*) => {
+        sqlx::query_as!(
+            Row,
+            r#"select t.id, t.batch_id, t.status::text as "status!", t.flags, t.attempt, t.run, t.deferrals,
+                   t.wait_count, t.timeout_secs, t.claimed_by, t.claimed_run, t.timeout_at, t.next_retry_at,
+                   t.created_at, t.started_at, t.ended_at, t.failure_type, t.failure_reason, s.retry,
+                   coalesce($1, now()) as "now!"
+               from task t join task_spec s on s.id = t.id "#
+                + $rest,
+            $($args),*
+        )
+    };
+}
+
+pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
+    let now = tx.store.clock().param();
+    let rows = lock_tasks!("where t.id = any($2) order by t.id for update of t", now, ids).fetch_all(tx.conn()).await?;
+    locked(rows)
+}
+
+/// Claimed tasks whose lease ran out and Running ones without a sign of life, the most overdue first.
+pub async fn timed_out(tx: &mut Tx, limit: i64) -> Result<Locked> {
+    let now = tx.store.clock().param();
+    let rows = lock_tasks!(
+        "where t.id in (
+             select id from task
+             where status in ('claimed', 'running') and timeout_at <= coalesce($1, now())
+             order by timeout_at limit $2 for update skip locked
+         ) order by t.id for update of t",
+        now,
+        limit
+    )
+    .fetch_all(tx.conn())
+    .await?;
+    locked(rows)
+}
+
+/// Up to `limit` tasks of the batch that are alive, from the last one on: children go before their parents.
+pub async fn last_alive_of_batch(tx: &mut Tx, batch_id: Uuid, below: Option<Uuid>, limit: i64) -> Result<Locked> {
+    let ids = sqlx::query_scalar!(
+        "select s.id from task_spec s join task t on t.id = s.id
+         where s.batch_id = $1 and ($2::uuid is null or s.id < $2) and t.ended_at is null
+         order by s.id desc limit $3",
+        batch_id,
+        below,
+        limit
+    )
+    .fetch_all(tx.conn())
+    .await?;
+    by_ids(tx, &ids).await
+}
+
+fn locked(rows: Vec<Row>) -> Result<Locked> {
+    let now = rows.first().map_or(DateTime::<Utc>::UNIX_EPOCH, |row| row.now);
+    let tasks = rows.into_iter().map(Row::into_task).collect::<Result<Vec<Task>>>()?;
+    Ok(Locked { tasks, moment: Moment { now, jitter: rand::random() } })
+}
+
+impl Row {
+    fn into_task(self) -> Result<Task> {
+        let retry = self.retry.as_deref().map(serde_json::from_str::<Policy>).transpose();
+        Ok(Task {
+            id: self.id,
+            batch_id: self.batch_id,
+            status: read_status(&self.status)?,
+            flags: Flags(self.flags),
+            attempt: self.attempt,
+            run: self.run,
+            deferrals: self.deferrals,
+            wait_count: self.wait_count,
+            timeout_secs: self.timeout_secs,
+            claimed_by: self.claimed_by,
+            claimed_run: self.claimed_run,
+            timeout_at: self.timeout_at,
+            next_retry_at: self.next_retry_at,
+            created_at: self.created_at,
+            started_at: self.started_at,
+            ended_at: self.ended_at,
+            failure_type: self.failure_type.as_deref().and_then(FailureType::parse),
+            failure_reason: self.failure_reason,
+            retry: retry.map_err(|e| Error::corrupt(format!("retry policy of task {}: {e}", self.id)))?,
+        })
+    }
+}
+
+pub(super) fn read_status(text: &str) -> Result<Status> {
+    Status::parse(text).ok_or_else(|| Error::corrupt(format!("status {text}")))
+}

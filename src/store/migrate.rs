@@ -1,0 +1,48 @@
+//! Brings the tables up to date. PostgreSQL's advisory lock lets any number of instances start at once.
+
+use sqlx::migrate::Migrator;
+
+use super::{Error, Result, Store};
+
+static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
+
+/// The oldest server whose SQL this is written for.
+const OLDEST_SERVER: i32 = 140_000;
+
+impl Store {
+    pub async fn migrate(&self) -> Result<(), String> {
+        let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int")
+            .fetch_one(&self.pool)
+            .await
+            .map_err(|error| Error::from(error).to_string())?;
+        if version < OLDEST_SERVER {
+            return Err(format!("PostgreSQL {} is too old: 14 or newer is needed", version / 10_000));
+        }
+        MIGRATIONS.run(&self.pool).await.map_err(|error| format!("migrating the database failed: {error}"))
+    }
+
+    /// Whether all migrations have been run, for those who run them apart.
+    pub async fn is_migrated(&self) -> Result<bool> {
+        let latest = MIGRATIONS.iter().map(|m| m.version).max().unwrap_or(0);
+        let known: Option<bool> =
+            sqlx::query_scalar("select to_regclass('_sqlx_migrations') is not null").fetch_one(&self.pool).await?;
+        if known != Some(true) {
+            return Ok(false);
+        }
+        let applied: Option<i64> =
+            sqlx::query_scalar("select max(version) from _sqlx_migrations where success").fetch_one(&self.pool).await?;
+        Ok(applied.is_some_and(|applied| applied >= latest))
+    }
+}
+
+/// A name for the state of the migrations, for test databases made from a template.
+pub fn fingerprint() -> String {
+    use std::fmt::Write;
+    let sum = MIGRATIONS
+        .iter()
+        .flat_map(|m| m.checksum.iter())
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    let mut name = String::new();
+    let _ = write!(name, "{sum:016x}");
+    name
+}

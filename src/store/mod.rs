@@ -1,0 +1,101 @@
+//! The only place with SQL. [`Store`] is the way in, [`Tx`] a transaction that knows what it changed and settles
+//! counters, wake-ups and metrics when it commits.
+
+pub mod attempts;
+pub mod create;
+mod error;
+pub mod lease;
+pub mod listen;
+pub mod lock;
+pub mod migrate;
+pub mod outbox;
+pub mod progress;
+pub mod query;
+pub mod retention;
+pub mod stats;
+pub mod transitions;
+mod tx;
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use uuid::Uuid;
+
+use crate::clock::Clock;
+use crate::wake::Wake;
+
+pub use error::{Error, Result};
+pub use tx::Tx;
+
+/// A pool of connections and what every statement needs to know of its instance.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pool: PgPool,
+    clock: Clock,
+    wake: Wake,
+    instance: Uuid,
+}
+
+impl Store {
+    /// Does not connect yet: a database that is down is found out by the first query.
+    pub fn new(url: &str, max_connections: u32, clock: Clock) -> std::result::Result<Store, String> {
+        let options = PgConnectOptions::from_str(url)
+            .map_err(|error| format!("DATABASE_URL is not a PostgreSQL URL: {error}"))?
+            .application_name("reprise");
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .acquire_timeout(Duration::from_secs(5))
+            .connect_lazy_with(options);
+        Ok(Store { pool, clock, wake: Wake::default(), instance: Uuid::now_v7() })
+    }
+
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub fn wake(&self) -> &Wake {
+        &self.wake
+    }
+
+    /// The id of this process among those that share the database.
+    pub fn instance(&self) -> Uuid {
+        self.instance
+    }
+
+    pub async fn ping(&self) -> Result<()> {
+        sqlx::query("select 1").execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// Connections open and idle.
+    pub fn pool_use(&self) -> (u32, usize) {
+        (self.pool.size(), self.pool.num_idle())
+    }
+
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+/// Runs `once` again when PostgreSQL had to break it off in favour of another transaction:
+/// a client never hears of a deadlock.
+pub async fn retrying<T, F, Fut>(mut once: F) -> Result<T>
+where
+    F: FnMut() -> Fut,
+    Fut: Future<Output = Result<T>>,
+{
+    let mut tries = 0u32;
+    loop {
+        match once().await {
+            Err(error) if error.is_transient() && tries < 10 => {
+                tries += 1;
+                tracing::debug!(tries, %error, "transaction repeated");
+                let most = 5u64 << tries.min(6);
+                tokio::time::sleep(Duration::from_millis(rand::random_range(0..most))).await;
+            }
+            result => return result,
+        }
+    }
+}

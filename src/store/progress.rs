@@ -1,0 +1,66 @@
+//! What may change about an alive task besides its status: counters, priority, metadata, and its deadline, which
+//! every sign of life moves.
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{Result, Tx};
+
+/// A sign of life of one task. `None` leaves a value as it is.
+#[derive(Clone, Debug)]
+pub struct Sign {
+    pub id: Uuid,
+    /// Only if the task is still at this run.
+    pub run: Option<i32>,
+    pub success: i64,
+    pub failures: i64,
+    pub expected_count: Option<i32>,
+    pub priority: Option<i16>,
+}
+
+/// Writes the signs of all tasks that are alive; answers whose they were. One sign per task at most.
+pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
+    macro_rules! column {
+        ($sign:ident => $value:expr) => {
+            &signs.iter().map(|$sign| $value).collect::<Vec<_>>()[..]
+        };
+    }
+    let now = tx.store.clock().param();
+    let written = sqlx::query_scalar!(
+        "with held as materialized (select id from task where id = any($1) order by id for update)
+         update task t set success = t.success + u.success, failures = t.failures + u.failures,
+             expected_count = coalesce(u.expected_count, t.expected_count), priority = coalesce(u.priority, t.priority),
+             timeout_at = case when t.status = 'running'
+                               then coalesce($7, now()) + make_interval(secs => t.timeout_secs)
+                               else t.timeout_at end,
+             last_updated = coalesce($7, now())
+         from unnest($1::uuid[], $2::int[], $3::bigint[], $4::bigint[], $5::int[], $6::smallint[])
+             u(id, run, success, failures, expected_count, priority)
+         where t.id = u.id and t.ended_at is null and (u.run is null or u.run = t.run)
+           and (select count(*) from held) >= 0
+         returning t.id",
+        column!(s => s.id),
+        column!(s => s.run) as &[Option<i32>],
+        column!(s => s.success),
+        column!(s => s.failures),
+        column!(s => s.expected_count) as &[Option<i32>],
+        column!(s => s.priority) as &[Option<i16>],
+        now,
+    )
+    .fetch_all(tx.conn())
+    .await?;
+    Ok(written)
+}
+
+/// Merges into the metadata of a task and answers how many bytes it has now.
+pub async fn merge_metadata(tx: &mut Tx, id: Uuid, metadata: &Value) -> Result<usize> {
+    let size = sqlx::query_scalar!(
+        r#"update task_spec set metadata = coalesce(metadata, '{}') || $2 where id = $1
+           returning octet_length(metadata::text) as "size!""#,
+        id,
+        metadata,
+    )
+    .fetch_one(tx.conn())
+    .await?;
+    Ok(usize::try_from(size).unwrap_or(usize::MAX))
+}

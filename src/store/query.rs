@@ -1,0 +1,390 @@
+//! What is read without changing anything: tasks, batches, graphs, notifications.
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+use sqlx::{FromRow, Postgres, QueryBuilder};
+use uuid::Uuid;
+
+use super::lock::read_status;
+use super::{Error, Result, Store, Tx};
+use crate::domain::retry::FailureType;
+use crate::domain::status::Status;
+use crate::domain::view::{
+    BasicTask, Batch, BatchSummary, Dag, Delivery, DeliveryStatus, Link, StatusCounts, Timestamp, WholeTask,
+};
+use crate::domain::webhook::{Action, Actions};
+
+/// Which part of a list is wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Page<Key> {
+    /// Skip this many.
+    Offset(i64),
+    /// Go on after this one.
+    After(Key),
+}
+
+#[derive(Debug, Default)]
+pub struct TaskFilter {
+    pub statuses: Vec<Status>,
+    pub kind: Option<String>,
+    pub name: Option<String>,
+    pub batch_id: Option<Uuid>,
+    pub metadata: Option<Value>,
+    pub timeout: Option<i32>,
+    pub created_after: Option<DateTime<Utc>>,
+    pub created_before: Option<DateTime<Utc>>,
+}
+
+const BASIC: &str = "select t.id, s.name, s.kind, t.status::text as status, t.batch_id, t.priority, t.attempt, t.run,
+    t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
+    s.dead_end_barrier from task_spec s join task t on t.id = s.id where true";
+
+#[derive(FromRow)]
+struct BasicRow {
+    id: Uuid,
+    name: String,
+    kind: String,
+    status: String,
+    batch_id: Uuid,
+    priority: i16,
+    attempt: i16,
+    run: i32,
+    next_retry_at: Option<DateTime<Utc>>,
+    success: i64,
+    failures: i64,
+    expected_count: Option<i32>,
+    created_at: DateTime<Utc>,
+    started_at: Option<DateTime<Utc>>,
+    ended_at: Option<DateTime<Utc>>,
+    dead_end_barrier: bool,
+}
+
+impl BasicRow {
+    fn into_view(self) -> Result<BasicTask> {
+        Ok(BasicTask {
+            id: self.id,
+            name: self.name,
+            kind: self.kind,
+            status: read_status(&self.status)?,
+            batch_id: self.batch_id,
+            priority: self.priority,
+            attempt: self.attempt,
+            run: self.run,
+            next_retry_at: self.next_retry_at.map(Timestamp),
+            success: self.success,
+            failures: self.failures,
+            expected_count: self.expected_count,
+            created_at: Timestamp(self.created_at),
+            started_at: self.started_at.map(Timestamp),
+            ended_at: self.ended_at.map(Timestamp),
+            dead_end_barrier: self.dead_end_barrier,
+        })
+    }
+}
+
+/// Newest first.
+pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
+    let mut query = QueryBuilder::<Postgres>::new(BASIC);
+    if !filter.statuses.is_empty() {
+        let names: Vec<&str> = filter.statuses.iter().map(|s| s.as_str()).collect();
+        query.push(" and t.status = any(").push_bind(names).push("::text[]::task_status[])");
+    }
+    if let Some(kind) = &filter.kind {
+        query.push(" and s.kind = ").push_bind(kind);
+    }
+    if let Some(name) = &filter.name {
+        query.push(" and s.name = ").push_bind(name);
+    }
+    if let Some(batch_id) = filter.batch_id {
+        query.push(" and s.batch_id = ").push_bind(batch_id);
+    }
+    if let Some(metadata) = &filter.metadata {
+        // Tasks without metadata are stored without a value, and contain the empty object too.
+        if metadata.as_object().is_some_and(|m| !m.is_empty()) {
+            query.push(" and s.metadata @> ").push_bind(metadata);
+        }
+    }
+    if let Some(timeout) = filter.timeout {
+        query.push(" and t.timeout_secs = ").push_bind(timeout);
+    }
+    if let Some(after) = filter.created_after {
+        query.push(" and s.created_at > ").push_bind(after);
+    }
+    if let Some(before) = filter.created_before {
+        query.push(" and s.created_at < ").push_bind(before);
+    }
+    if let Page::After(id) = page {
+        query.push(" and s.id < ").push_bind(id);
+    }
+    query.push(" order by s.id desc limit ").push_bind(limit);
+    if let Page::Offset(offset) = page {
+        query.push(" offset ").push_bind(offset);
+    }
+    let rows: Vec<BasicRow> = query.build_query_as().fetch_all(&store.pool).await?;
+    rows.into_iter().map(BasicRow::into_view).collect()
+}
+
+pub async fn task(store: &Store, id: Uuid) -> Result<Option<WholeTask>> {
+    whole_task(&mut *store.pool.acquire().await?, id).await
+}
+
+/// As it stands inside a transaction that has just changed it.
+pub async fn task_in(tx: &mut Tx, id: Uuid) -> Result<Option<WholeTask>> {
+    whole_task(tx.conn(), id).await
+}
+
+async fn whole_task(conn: &mut sqlx::PgConnection, id: Uuid) -> Result<Option<WholeTask>> {
+    let row = sqlx::query!(
+        r#"select t.id, s.name, s.kind, t.status::text as "status!", t.batch_id, t.priority, t.attempt, t.run,
+                  t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
+                  s.dead_end_barrier, t.timeout_secs, s.metadata, s.actions, c.action as "cancel?", t.last_updated,
+                  t.failure_reason, t.failure_type, s.retry, t.deferrals, s.run_at
+           from task t join task_spec s on s.id = t.id
+           left join cancel_action c on c.task_id = t.id and c.run = t.run
+           where t.id = $1"#,
+        id
+    )
+    .fetch_optional(conn)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    let mut actions: Actions = match &row.actions {
+        Some(text) => serde_json::from_str(text).map_err(Error::corrupt)?,
+        None => Actions::default(),
+    };
+    actions.cancel = row.cancel.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
+    Ok(Some(WholeTask {
+        basic: BasicTask {
+            id: row.id,
+            name: row.name,
+            kind: row.kind,
+            status: read_status(&row.status)?,
+            batch_id: row.batch_id,
+            priority: row.priority,
+            attempt: row.attempt,
+            run: row.run,
+            next_retry_at: row.next_retry_at.map(Timestamp),
+            success: row.success,
+            failures: row.failures,
+            expected_count: row.expected_count,
+            created_at: Timestamp(row.created_at),
+            started_at: row.started_at.map(Timestamp),
+            ended_at: row.ended_at.map(Timestamp),
+            dead_end_barrier: row.dead_end_barrier,
+        },
+        timeout: row.timeout_secs,
+        metadata: row.metadata.unwrap_or_else(|| json!({})),
+        actions,
+        last_updated: Timestamp(row.last_updated),
+        failure_reason: row.failure_reason,
+        failure_type: row.failure_type.as_deref().and_then(FailureType::parse),
+        retry: row.retry.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?,
+        deferrals: row.deferrals,
+        run_at: row.run_at.map(Timestamp),
+    }))
+}
+
+/// The status and run of a task, to say why a request does not fit.
+pub async fn standing(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> {
+    let row = sqlx::query!(r#"select status::text as "status!", run from task where id = $1"#, id)
+        .fetch_optional(&store.pool)
+        .await?;
+    row.map(|row| Ok((read_status(&row.status)?, row.run))).transpose()
+}
+
+/// The `on_start` actions of tasks that were claimed.
+pub async fn start_actions(store: &Store, ids: &[Uuid]) -> Result<Vec<(Uuid, Action)>> {
+    let rows = sqlx::query!(
+        r#"select id, actions as "actions!" from task_spec where id = any($1) and actions is not null"#,
+        ids
+    )
+    .fetch_all(&store.pool)
+    .await?;
+    let mut found = Vec::with_capacity(rows.len());
+    for row in rows {
+        let actions: Actions = serde_json::from_str(&row.actions).map_err(Error::corrupt)?;
+        if let Some(action) = actions.on_start {
+            found.push((row.id, action));
+        }
+    }
+    Ok(found)
+}
+
+pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
+    let mut query = QueryBuilder::<Postgres>::new(BASIC);
+    query.push(" and s.batch_id = ").push_bind(batch_id).push(" order by s.id");
+    let rows: Vec<BasicRow> = query.build_query_as().fetch_all(&store.pool).await?;
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    let links = sqlx::query_as!(
+        Link,
+        "select l.parent_id, l.child_id, l.requires_success
+         from task_spec s join link l on l.parent_id = s.id
+         where s.batch_id = $1 order by l.child_id, l.parent_id",
+        batch_id
+    )
+    .fetch_all(&store.pool)
+    .await?;
+    Ok(Some(Dag { tasks: rows.into_iter().map(BasicRow::into_view).collect::<Result<_>>()?, links }))
+}
+
+/// Newest first.
+pub async fn batches(store: &Store, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
+    let (after, offset) = match page {
+        Page::Offset(offset) => (None, offset),
+        Page::After(id) => (Some(id), 0),
+    };
+    let rows = sqlx::query!(
+        "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending,
+                c.claimed, c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled
+         from batch b join batch_count c on c.batch_id = b.id
+         where $1::uuid is null or b.id < $1
+         order by b.id desc limit $2 offset $3",
+        after,
+        limit,
+        offset,
+    )
+    .fetch_all(&store.pool)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| BatchSummary {
+            batch_id: row.id,
+            total_tasks: row.total,
+            first_created_at: Timestamp(row.created_at),
+            latest_updated_at: Timestamp(row.updated_at),
+            status_counts: StatusCounts {
+                waiting: row.waiting,
+                pending: row.pending,
+                claimed: row.claimed,
+                running: row.running,
+                retry_pending: row.retry_pending,
+                paused: row.paused,
+                success: row.success,
+                failure: row.failure,
+                canceled: row.canceled,
+            },
+            kinds: row.kinds,
+            scope: row.scope,
+            metadata: row.metadata.unwrap_or_else(|| json!({})),
+        })
+        .collect())
+}
+
+pub async fn batch(store: &Store, id: Uuid) -> Result<Option<Batch>> {
+    let row = sqlx::query!(
+        r#"select b.id, b.total, b.created_at, b.completed_at, b.scope, b.metadata, c.waiting, c.pending, c.claimed,
+                  c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled,
+                  t.success as "total_success!", t.failures as "total_failures!", t.expected as "total_expected!"
+           from batch b join batch_count c on c.batch_id = b.id
+           cross join lateral (
+               select coalesce(sum(t.success), 0)::bigint as success, coalesce(sum(t.failures), 0)::bigint as failures,
+                      coalesce(sum(t.expected_count), 0)::bigint as expected
+               from task_spec s join task t on t.id = s.id where s.batch_id = b.id
+           ) t
+           where b.id = $1"#,
+        id
+    )
+    .fetch_optional(&store.pool)
+    .await?;
+    Ok(row.map(|row| Batch {
+        batch_id: row.id,
+        total_tasks: row.total,
+        total_success: row.total_success,
+        total_failures: row.total_failures,
+        total_expected: row.total_expected,
+        status_counts: StatusCounts {
+            waiting: row.waiting,
+            pending: row.pending,
+            claimed: row.claimed,
+            running: row.running,
+            retry_pending: row.retry_pending,
+            paused: row.paused,
+            success: row.success,
+            failure: row.failure,
+            canceled: row.canceled,
+        },
+        scope: row.scope,
+        metadata: row.metadata.unwrap_or_else(|| json!({})),
+        created_at: Timestamp(row.created_at),
+        completed_at: row.completed_at.map(Timestamp),
+    }))
+}
+
+#[derive(Debug, Default)]
+pub struct DeliveryFilter {
+    pub id: Option<i64>,
+    pub status: Option<DeliveryStatus>,
+    pub task_id: Option<Uuid>,
+    pub batch_id: Option<Uuid>,
+}
+
+/// Newest first.
+pub async fn deliveries(store: &Store, filter: &DeliveryFilter, page: Page<i64>, limit: i64) -> Result<Vec<Delivery>> {
+    let mut query = QueryBuilder::<Postgres>::new(
+        "select id, task_id, batch_id, trigger, condition, run, action, status::text as status, attempts, last_status,
+                last_error, next_attempt_at, created_at, updated_at from outbox where true",
+    );
+    if let Some(id) = filter.id {
+        query.push(" and id = ").push_bind(id);
+    }
+    if let Some(status) = filter.status {
+        query.push(" and status = ").push_bind(status.as_str()).push("::delivery_status");
+    }
+    if let Some(task_id) = filter.task_id {
+        query.push(" and task_id = ").push_bind(task_id);
+    }
+    if let Some(batch_id) = filter.batch_id {
+        query.push(" and batch_id = ").push_bind(batch_id);
+    }
+    if let Page::After(id) = page {
+        query.push(" and id < ").push_bind(id);
+    }
+    query.push(" order by id desc limit ").push_bind(limit);
+    if let Page::Offset(offset) = page {
+        query.push(" offset ").push_bind(offset);
+    }
+    let rows: Vec<DeliveryRow> = query.build_query_as().fetch_all(&store.pool).await?;
+    rows.into_iter().map(DeliveryRow::into_view).collect()
+}
+
+#[derive(FromRow)]
+struct DeliveryRow {
+    id: i64,
+    task_id: Option<Uuid>,
+    batch_id: Uuid,
+    trigger: String,
+    condition: String,
+    run: i32,
+    action: String,
+    status: String,
+    attempts: i32,
+    last_status: Option<i32>,
+    last_error: Option<String>,
+    next_attempt_at: DateTime<Utc>,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
+}
+
+impl DeliveryRow {
+    fn into_view(self) -> Result<Delivery> {
+        let action: Action = serde_json::from_str(&self.action).map_err(Error::corrupt)?;
+        let status = DeliveryStatus::parse(&self.status).ok_or_else(|| Error::corrupt(&self.status))?;
+        Ok(Delivery {
+            id: self.id,
+            task_id: self.task_id,
+            batch_id: self.batch_id,
+            trigger: self.trigger,
+            condition: self.condition,
+            run: self.run,
+            url: action.params.url,
+            status,
+            attempts: self.attempts,
+            last_status: self.last_status,
+            last_error: self.last_error,
+            next_attempt_at: (status == DeliveryStatus::Pending).then_some(Timestamp(self.next_attempt_at)),
+            created_at: Timestamp(self.created_at),
+            updated_at: Timestamp(self.updated_at),
+        })
+    }
+}

@@ -1,0 +1,66 @@
+//! Numbers for the metrics page and the loops, from counters and from the ends of the loops' own indexes:
+//! nothing here reads the task table as a whole.
+
+use super::{Result, Store};
+
+/// Tasks by status, in the order of `Status::ALL`.
+pub async fn by_status(store: &Store) -> Result<[i64; 9]> {
+    let row = sqlx::query!(
+        r#"select coalesce(sum(waiting), 0)::bigint as "waiting!", coalesce(sum(pending), 0)::bigint as "pending!",
+                  coalesce(sum(claimed), 0)::bigint as "claimed!", coalesce(sum(running), 0)::bigint as "running!",
+                  coalesce(sum(retry_pending), 0)::bigint as "retry_pending!",
+                  coalesce(sum(paused), 0)::bigint as "paused!", coalesce(sum(success), 0)::bigint as "success!",
+                  coalesce(sum(failure), 0)::bigint as "failure!", coalesce(sum(canceled), 0)::bigint as "canceled!"
+           from status_count"#
+    )
+    .fetch_one(&store.pool)
+    .await?;
+    Ok([
+        row.waiting,
+        row.pending,
+        row.claimed,
+        row.running,
+        row.retry_pending,
+        row.paused,
+        row.success,
+        row.failure,
+        row.canceled,
+    ])
+}
+
+/// How many notifications are to be sent, and for how many seconds the oldest of them has been.
+pub async fn outbox(store: &Store) -> Result<(i64, f64)> {
+    let row = sqlx::query!(
+        r#"select count(*) as "depth!",
+                  coalesce(extract(epoch from coalesce($1, now()) - min(created_at)), 0)::double precision as "age!"
+           from outbox where status = 'pending'"#,
+        store.clock().param(),
+    )
+    .fetch_one(&store.pool)
+    .await?;
+    Ok((row.depth, row.age))
+}
+
+/// Seconds until the next deadline or end of a lease; negative when one has passed.
+pub async fn next_timeout(store: &Store) -> Result<Option<f64>> {
+    Ok(sqlx::query_scalar!(
+        "select extract(epoch from min(timeout_at) - coalesce($1, now()))::double precision
+         from task where status in ('claimed', 'running')",
+        store.clock().param(),
+    )
+    .fetch_one(&store.pool)
+    .await?)
+}
+
+/// Seconds until the next retry or `run_at` is due; negative when one has passed.
+pub async fn next_release(store: &Store) -> Result<Option<f64>> {
+    Ok(sqlx::query_scalar!(
+        "select extract(epoch from least(
+             (select min(next_retry_at) from task where status = 'retry_pending'),
+             (select min(not_before) from task where status = 'pending' and not_before is not null)
+         ) - coalesce($1, now()))::double precision",
+        store.clock().param(),
+    )
+    .fetch_one(&store.pool)
+    .await?)
+}

@@ -1,0 +1,264 @@
+//! The only writer of `task.status` after a task was created. [`apply`] takes what the domain decided; the four
+//! single statements below it move tasks about which nothing has to be decided (a test holds that each of them
+//! goes a way that the domain allows). What the end of a task does to its children is private to this file.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::lock::{self, read_status};
+use super::{Error, Result, Tx, attempts, outbox};
+use crate::domain::graph::{self, Edge};
+use crate::domain::lifecycle::{AttemptOutcome, Cause, Moment, Settled, Transition};
+use crate::domain::retry::Trigger;
+use crate::domain::status::Status;
+use crate::domain::task::Flags;
+use crate::wake::Hints;
+
+/// Writes the transitions with all their effects, and then those that follow from them.
+/// The rows must have been locked by this transaction; `moment` is the one at which was decided.
+pub async fn apply(tx: &mut Tx, transitions: &[Transition], moment: Moment) -> Result<()> {
+    if transitions.is_empty() {
+        return Ok(());
+    }
+    write(tx, transitions, moment.now).await?;
+    let parents: Vec<Settled> = transitions
+        .iter()
+        .filter(|t| t.task().flags.has(Flags::HAS_CHILDREN))
+        .filter_map(Transition::settled)
+        .collect();
+    if !parents.is_empty() {
+        propagate(tx, &parents, moment).await?;
+    }
+    Ok(())
+}
+
+/// One pass, however deep the graph is: which tasks can be reached depends on the links alone, and those never
+/// change, so the whole cascade is found by one query, locked by another and written like any other transitions.
+async fn propagate(tx: &mut Tx, settled: &[Settled], moment: Moment) -> Result<()> {
+    let (good, bad): (Vec<Settled>, Vec<Settled>) = settled.iter().partition(|s| s.outcome().is_success());
+    let ids = |of: &[Settled]| of.iter().map(|s| s.id()).collect::<Vec<Uuid>>();
+    let edges = sqlx::query!(
+        r#"with recursive falling(id) as (
+               select unnest($2::uuid[])
+               union
+               select l.child_id from falling f join link l on l.parent_id = f.id and l.requires_success
+           )
+           select l.parent_id as "parent_id!", l.child_id as "child_id!", l.requires_success as "requires_success!"
+           from link l where l.parent_id = any($1)
+           union all
+           select l.parent_id, l.child_id, l.requires_success
+           from falling f join link l on l.parent_id = f.id"#,
+        &ids(&good),
+        &ids(&bad),
+    )
+    .map(|row| Edge { parent: row.parent_id, child: row.child_id, requires_success: row.requires_success })
+    .fetch_all(tx.conn())
+    .await?;
+
+    let mut children: Vec<Uuid> = edges.iter().map(|edge| edge.child).collect();
+    children.sort_unstable();
+    children.dedup();
+    let locked = lock::by_ids(tx, &children).await?;
+    let following = graph::propagate(settled, &edges, &locked.tasks, moment);
+    write(tx, &following, moment.now).await
+}
+
+async fn write(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> Result<()> {
+    if transitions.is_empty() {
+        return Ok(());
+    }
+    update_tasks(tx, transitions, now).await?;
+    attempts::insert(tx, transitions).await?;
+    outbox::enqueue(tx, transitions, now).await?;
+    for transition in transitions {
+        let task = transition.task();
+        tx.moved(task.batch_id, transition.from(), task.status, now);
+        count(tx, transition);
+    }
+    Ok(())
+}
+
+async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> Result<()> {
+    macro_rules! column {
+        ($transition:ident => $value:expr) => {
+            &transitions.iter().map(|$transition| $value).collect::<Vec<_>>()[..]
+        };
+    }
+    // The expected status is bound, never a literal: see the note at the statistics of the column.
+    let changed = sqlx::query!(
+        "update task t set
+             status = u.status, attempt = u.attempt, run = u.run, deferrals = u.deferrals, wait_count = u.wait_count,
+             claimed_by = u.claimed_by, claimed_run = u.claimed_run, timeout_at = u.timeout_at,
+             next_retry_at = u.next_retry_at, started_at = u.started_at, ended_at = u.ended_at,
+             failure_type = u.failure_type, failure_reason = u.failure_reason, last_updated = $17
+         from unnest($1::uuid[], $2::text[]::task_status[], $3::int[], $4::text[]::task_status[], $5::smallint[],
+                     $6::int[], $7::int[], $8::int[], $9::uuid[], $10::int[], $11::timestamptz[], $12::timestamptz[],
+                     $13::timestamptz[], $14::timestamptz[], $15::text[], $16::text[])
+             u(id, from_status, from_run, status, attempt, run, deferrals, wait_count, claimed_by, claimed_run,
+               timeout_at, next_retry_at, started_at, ended_at, failure_type, failure_reason)
+         where t.id = u.id and t.status = u.from_status and t.run = u.from_run",
+        column!(t => t.task().id),
+        column!(t => t.from().as_str()) as &[&str],
+        column!(t => t.from_run()),
+        column!(t => t.task().status.as_str()) as &[&str],
+        column!(t => t.task().attempt),
+        column!(t => t.task().run),
+        column!(t => t.task().deferrals),
+        column!(t => t.task().wait_count),
+        column!(t => t.task().claimed_by) as &[Option<Uuid>],
+        column!(t => t.task().claimed_run) as &[Option<i32>],
+        column!(t => t.task().timeout_at) as &[Option<DateTime<Utc>>],
+        column!(t => t.task().next_retry_at) as &[Option<DateTime<Utc>>],
+        column!(t => t.task().started_at) as &[Option<DateTime<Utc>>],
+        column!(t => t.task().ended_at) as &[Option<DateTime<Utc>>],
+        column!(t => t.task().failure_type.map(|f| f.as_str())) as &[Option<&str>],
+        column!(t => t.task().failure_reason.as_deref()) as &[Option<&str>],
+        now,
+    )
+    .execute(tx.conn())
+    .await?
+    .rows_affected();
+    match usize::try_from(changed) {
+        Ok(changed) if changed == transitions.len() => Ok(()),
+        _ => Err(Error::Guard { expected: transitions.len(), changed: usize::try_from(changed).unwrap_or(0) }),
+    }
+}
+
+fn count(tx: &mut Tx, transition: &Transition) {
+    let Some(attempt) = transition.attempt() else { return };
+    if transition.cause() == Cause::Failed(Trigger::Timeout) {
+        tx.count("reprise_task_timeouts_total", None, 1);
+    }
+    if attempt.outcome == AttemptOutcome::Retried {
+        tx.count("task_retry_total", Some(("attempt", transition.task().attempt.to_string())), 1);
+    }
+    if attempt.exhausted {
+        tx.count("task_retry_exhausted_total", None, 1);
+    }
+}
+
+/// A task that was claimed: what its start needs.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    pub id: Uuid,
+    pub batch_id: Uuid,
+    pub run: i32,
+    pub attempt: i16,
+    pub flags: Flags,
+}
+
+/// Pending → Claimed, the first of the queue. Literals are right here: they select the partial index.
+pub async fn claim(tx: &mut Tx, limit: i64, lease: Duration) -> Result<Vec<Claimed>> {
+    let (now, by) = (tx.store.clock().param(), tx.store.instance());
+    let rows = sqlx::query!(
+        r#"with picked as materialized (
+               select id from task where status = 'pending' and not_before is null
+               order by priority desc, id limit $1 for update skip locked
+           )
+           update task t set status = 'claimed', claimed_by = $2, claimed_run = t.run,
+               timeout_at = coalesce($3, now()) + make_interval(secs => $4), last_updated = coalesce($3, now())
+           from picked p where t.id = p.id and t.status = 'pending'
+           returning t.id, t.batch_id, t.run, t.attempt, t.flags, t.last_updated"#,
+        limit,
+        by,
+        now,
+        lease.as_secs_f64(),
+    )
+    .fetch_all(tx.conn())
+    .await?;
+    for row in &rows {
+        tx.moved(row.batch_id, Status::Pending, Status::Claimed, row.last_updated);
+    }
+    Ok(rows
+        .into_iter()
+        .map(|row| Claimed {
+            id: row.id,
+            batch_id: row.batch_id,
+            run: row.run,
+            attempt: row.attempt,
+            flags: Flags(row.flags),
+        })
+        .collect())
+}
+
+/// Claimed → Running, for those that this instance still holds. Answers which moved.
+pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<Vec<Uuid>> {
+    let (now, by) = (tx.store.clock().param(), tx.store.instance());
+    let (ids, runs): (Vec<Uuid>, Vec<i32>) = tasks.iter().copied().unzip();
+    let rows = sqlx::query!(
+        r#"with held as materialized (select id from task where id = any($1) order by id for update)
+           update task t set status = 'running', started_at = coalesce($5, now()), last_updated = coalesce($5, now()),
+               timeout_at = coalesce($5, now()) + make_interval(secs => t.timeout_secs)
+           from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
+           where t.id = u.id and t.run = u.run and t.status = u.from_status and t.claimed_by = $4
+             and (select count(*) from held) >= 0
+           returning t.id, t.batch_id, t.last_updated"#,
+        &ids,
+        &runs,
+        &vec![Status::Claimed.as_str(); ids.len()] as &[&str],
+        by,
+        now,
+    )
+    .fetch_all(tx.conn())
+    .await?;
+    for row in &rows {
+        tx.moved(row.batch_id, Status::Claimed, Status::Running, row.last_updated);
+    }
+    Ok(rows.into_iter().map(|row| row.id).collect())
+}
+
+/// Claimed → Pending, for work that this instance gives back unstarted.
+pub async fn give_back(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<u64> {
+    let (now, by) = (tx.store.clock().param(), tx.store.instance());
+    let (ids, runs): (Vec<Uuid>, Vec<i32>) = tasks.iter().copied().unzip();
+    let rows = sqlx::query!(
+        r#"with held as materialized (select id from task where id = any($1) order by id for update)
+           update task t set status = 'pending', claimed_by = null, timeout_at = null, last_updated = coalesce($5, now())
+           from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
+           where t.id = u.id and t.run = u.run and t.status = u.from_status and t.claimed_by = $4
+             and (select count(*) from held) >= 0
+           returning t.batch_id, t.last_updated"#,
+        &ids,
+        &runs,
+        &vec![Status::Claimed.as_str(); ids.len()] as &[&str],
+        by,
+        now,
+    )
+    .fetch_all(tx.conn())
+    .await?;
+    for row in &rows {
+        tx.moved(row.batch_id, Status::Claimed, Status::Pending, row.last_updated);
+    }
+    Ok(rows.len() as u64)
+}
+
+/// RetryPending → Pending for what is due, and tasks whose `run_at` has come into the queue.
+pub async fn release_due(tx: &mut Tx, limit: i64) -> Result<u64> {
+    let now = tx.store.clock().param();
+    let rows = sqlx::query!(
+        r#"with retry as materialized (
+               select id, status from task where status = 'retry_pending' and next_retry_at <= coalesce($1, now())
+               order by next_retry_at limit $2 for update skip locked
+           ), early as materialized (
+               select id, status from task where status = 'pending' and not_before <= coalesce($1, now())
+               order by not_before limit $2 for update skip locked
+           ), due as (select * from retry union all select * from early)
+           update task t set status = 'pending', not_before = null, next_retry_at = null, started_at = null,
+               ended_at = null, failure_type = null, failure_reason = null, last_updated = coalesce($1, now())
+           from due d where t.id = d.id
+           returning t.batch_id, t.last_updated, d.status::text as "from!""#,
+        now,
+        limit,
+    )
+    .fetch_all(tx.conn())
+    .await?;
+    for row in &rows {
+        tx.moved(row.batch_id, read_status(&row.from)?, Status::Pending, row.last_updated);
+    }
+    if !rows.is_empty() {
+        tx.hint(Hints::START);
+    }
+    Ok(rows.len() as u64)
+}

@@ -1,0 +1,185 @@
+//! A transaction that keeps book. Whatever moves tasks tells it, and the commit settles all of it at once: the
+//! counters of batches (rows locked in the order of their ids, last of all locks), the completion of batches,
+//! and after the commit the wake-ups and the metrics. Nobody can forget one of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::DerefMut;
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Postgres, Transaction};
+use uuid::Uuid;
+
+use super::{Result, Store, outbox};
+use crate::domain::status::Status;
+use crate::wake::Hints;
+
+pub struct Tx {
+    inner: Transaction<'static, Postgres>,
+    pub(super) store: Store,
+    changes: Changes,
+}
+
+#[derive(Default)]
+struct Changes {
+    batches: BTreeMap<Uuid, [i32; 9]>,
+    total: [i64; 9],
+    moves: HashMap<(Status, Status), u64>,
+    counters: Vec<(&'static str, Option<(&'static str, String)>, u64)>,
+    hints: Hints,
+    now: Option<DateTime<Utc>>,
+}
+
+impl Store {
+    pub async fn begin(&self) -> Result<Tx> {
+        self.begin_with("begin").await
+    }
+
+    /// For what nobody was promised: losing a claim in a crash only means to claim again.
+    pub async fn begin_relaxed(&self) -> Result<Tx> {
+        self.begin_with("begin; set local synchronous_commit = off").await
+    }
+
+    async fn begin_with(&self, statement: &'static str) -> Result<Tx> {
+        let inner = self.pool.begin_with(statement).await?;
+        Ok(Tx { inner, store: self.clone(), changes: Changes::default() })
+    }
+}
+
+impl Tx {
+    pub(super) fn conn(&mut self) -> &mut PgConnection {
+        self.inner.deref_mut()
+    }
+
+    /// A task has gone from one status to another.
+    pub(super) fn moved(&mut self, batch_id: Uuid, from: Status, to: Status, now: DateTime<Utc>) {
+        self.changes.now = Some(now);
+        if from == to {
+            return;
+        }
+        let counts = self.changes.batches.entry(batch_id).or_default();
+        counts[from.index()] -= 1;
+        counts[to.index()] += 1;
+        self.changes.total[from.index()] -= 1;
+        self.changes.total[to.index()] += 1;
+        *self.changes.moves.entry((from, to)).or_default() += 1;
+        match to {
+            Status::Pending => self.hint(Hints::START),
+            Status::RetryPending => self.hint(Hints::RETRY),
+            _ => {}
+        }
+    }
+
+    /// Tasks have come into being (their batch's counters are written with it) or, with a negative count, gone.
+    pub(super) fn total(&mut self, status: Status, count: i64) {
+        self.changes.total[status.index()] += count;
+        if status == Status::Pending {
+            self.hint(Hints::START);
+        }
+    }
+
+    pub(super) fn hint(&mut self, hint: Hints) {
+        self.changes.hints.add(hint);
+    }
+
+    /// A metric that counts only if the transaction takes effect.
+    pub(super) fn count(&mut self, name: &'static str, label: Option<(&'static str, String)>, n: u64) {
+        self.changes.counters.push((name, label, n));
+    }
+
+    pub async fn commit(mut self) -> Result<()> {
+        if self.changes.total.iter().any(|n| *n != 0) {
+            self.settle_total().await?;
+        }
+        if !self.changes.batches.is_empty() {
+            let finished = self.settle_batches().await?;
+            if !finished.is_empty() {
+                outbox::complete_batches(&mut self, &finished).await?;
+            }
+        }
+        self.inner.commit().await?;
+        self.store.wake.everyone(self.changes.hints);
+        for ((from, to), n) in self.changes.moves {
+            let labels = [("from", from.as_str()), ("to", to.as_str())];
+            metrics::counter!("reprise_transitions_total", &labels).increment(n);
+        }
+        for (name, label, n) in self.changes.counters {
+            match label {
+                Some((key, value)) => metrics::counter!(name, key => value).increment(n),
+                None => metrics::counter!(name).increment(n),
+            }
+        }
+        Ok(())
+    }
+
+    pub async fn rollback(self) -> Result<()> {
+        Ok(self.inner.rollback().await?)
+    }
+
+    /// Adds up the deltas per batch; answers which batches have nothing alive any more.
+    async fn settle_batches(&mut self) -> Result<Vec<Uuid>> {
+        let now = self.changes.now;
+        let batches = std::mem::take(&mut self.changes.batches);
+        let ids: Vec<Uuid> = batches.keys().copied().collect();
+        let column = |i: usize| -> Vec<i32> { batches.values().map(|counts| counts[i]).collect() };
+        let rows = sqlx::query!(
+            r#"with d as (
+                   select * from unnest($1::uuid[], $2::int[], $3::int[], $4::int[], $5::int[], $6::int[], $7::int[],
+                                        $8::int[], $9::int[], $10::int[])
+                       d(batch_id, waiting, pending, claimed, running, retry_pending, paused, success, failure, canceled)
+               ),
+               locked as materialized (
+                   select c.batch_id from batch_count c where c.batch_id = any($1) order by c.batch_id for update
+               )
+               update batch_count c set
+                   waiting = c.waiting + d.waiting, pending = c.pending + d.pending, claimed = c.claimed + d.claimed,
+                   running = c.running + d.running, retry_pending = c.retry_pending + d.retry_pending,
+                   paused = c.paused + d.paused, success = c.success + d.success, failure = c.failure + d.failure,
+                   canceled = c.canceled + d.canceled, updated_at = coalesce($11, now())
+               from d
+               where c.batch_id = d.batch_id and (select count(*) from locked) >= 0
+               returning c.batch_id,
+                   c.waiting + c.pending + c.claimed + c.running + c.retry_pending + c.paused as "alive!""#,
+            &ids,
+            &column(0),
+            &column(1),
+            &column(2),
+            &column(3),
+            &column(4),
+            &column(5),
+            &column(6),
+            &column(7),
+            &column(8),
+            now,
+        )
+        .fetch_all(self.conn())
+        .await?;
+        Ok(rows.into_iter().filter(|row| row.alive == 0).map(|row| row.batch_id).collect())
+    }
+
+    async fn settle_total(&mut self) -> Result<()> {
+        let n = self.changes.total;
+        sqlx::query!(
+            "insert into status_count as s (shard, waiting, pending, claimed, running, retry_pending, paused,
+                                            success, failure, canceled)
+             values (pg_backend_pid() % 16, $1, $2, $3, $4, $5, $6, $7, $8, $9)
+             on conflict (shard) do update set
+                 waiting = s.waiting + excluded.waiting, pending = s.pending + excluded.pending,
+                 claimed = s.claimed + excluded.claimed, running = s.running + excluded.running,
+                 retry_pending = s.retry_pending + excluded.retry_pending, paused = s.paused + excluded.paused,
+                 success = s.success + excluded.success, failure = s.failure + excluded.failure,
+                 canceled = s.canceled + excluded.canceled",
+            n[0],
+            n[1],
+            n[2],
+            n[3],
+            n[4],
+            n[5],
+            n[6],
+            n[7],
+            n[8],
+        )
+        .execute(self.conn())
+        .await?;
+        Ok(())
+    }
+}

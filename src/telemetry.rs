@@ -1,0 +1,66 @@
+//! Logs and metrics. Both are global to the process, so both are set up once.
+
+use std::sync::OnceLock;
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt;
+
+use crate::config::{Log, LogFormat};
+
+/// From a fast local answer to the longest time a webhook may take.
+const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// Logs go to standard error: standard output belongs to what was asked for.
+pub fn logs(log: &Log) {
+    let filter = EnvFilter::new(&log.rust_log.0);
+    let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let set = match log.log_format {
+        LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+    if let Err(error) = set {
+        eprintln!("logs are already set up: {error}");
+    }
+}
+
+/// The metrics of this process. Whoever asks first sets them up.
+pub fn metrics() -> PrometheusHandle {
+    static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
+    HANDLE
+        .get_or_init(|| {
+            let builder = PrometheusBuilder::new();
+            let builder = match builder.set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS) {
+                Ok(builder) => builder,
+                Err(_) => PrometheusBuilder::new(),
+            };
+            let recorder = builder.build_recorder();
+            let handle = recorder.handle();
+            if metrics::set_global_recorder(recorder).is_err() {
+                tracing::error!("another metrics recorder is installed");
+            }
+            describe();
+            handle
+        })
+        .clone()
+}
+
+fn describe() {
+    use metrics::{describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram};
+    counter!("reprise_tasks_created_total", "Tasks created");
+    counter!("reprise_transitions_total", "Changes of status, by from and to");
+    counter!("task_retry_total", "Retries scheduled, by the number of the retry");
+    counter!("task_retry_exhausted_total", "Tasks that failed because their retries were used up");
+    counter!("reprise_task_timeouts_total", "Runs that ended without a sign of life in time");
+    counter!("reprise_webhook_calls_total", "Outgoing calls, by trigger and outcome");
+    histogram!("reprise_webhook_duration_seconds", "Duration of outgoing calls, by trigger and outcome");
+    counter!("reprise_loop_ticks_total", "Ticks of the loops, by loop and outcome");
+    counter!("reprise_loop_processed_total", "What the loops processed");
+    histogram!("reprise_loop_tick_duration_seconds", "Duration of the loops' ticks");
+    gauge!("reprise_loop_lag_seconds", "How overdue the most overdue work of a loop is");
+    gauge!("reprise_tasks", "Tasks by status");
+    gauge!("reprise_outbox_depth", "Notifications still to be delivered");
+    gauge!("reprise_outbox_oldest_age_seconds", "Age of the oldest of them");
+    gauge!("reprise_pool_connections", "Database connections, used and idle");
+    histogram!("reprise_http_request_duration_seconds", "Duration of requests, by method, path and status");
+}
