@@ -50,6 +50,11 @@ impl Deliver {
         self.tracker.clone()
     }
 
+    /// Sends whose results are not written yet.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
     fn send(&self, delivery: Leased) {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         let (client, results, settings) = (self.client.clone(), self.results.clone(), self.settings);
@@ -72,7 +77,7 @@ impl Loop for Deliver {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        let room = self.settings.concurrency.saturating_sub(self.in_flight.load(Ordering::Acquire));
+        let room = self.settings.concurrency.saturating_sub(self.in_flight());
         if room == 0 {
             return Ok(Tick::default());
         }

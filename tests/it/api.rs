@@ -1,0 +1,265 @@
+//! The edge: creating, finding and listing tasks, and every way to get it wrong.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::{Answer, Fixture, text};
+
+fn details(answer: &Answer) -> Vec<String> {
+    answer.body["details"].as_array().unwrap().iter().map(text).collect()
+}
+
+/// A problem as the contract wants it: the right status, never empty, no word of SQL.
+fn assert_problem(answer: &Answer, status: u16) {
+    assert_eq!(answer.status, status, "{}", answer.body);
+    assert_eq!(answer.headers["content-type"], "application/problem+json");
+    for field in ["title", "detail", "error"] {
+        assert!(answer.body[field].as_str().is_some_and(|text| !text.is_empty()), "{field}: {}", answer.body);
+    }
+    assert_eq!(answer.body["status"], status);
+    assert!(answer.body["details"].is_array());
+    let shown = answer.body.to_string().to_lowercase();
+    assert!(!shown.contains("sql") && !shown.contains("select "), "{shown}");
+}
+
+#[tokio::test]
+async fn both_forms_create_a_batch() {
+    let f = Fixture::new().await;
+    let array =
+        f.api.post("/task", &json!([{"name": "a", "kind": "k"}, {"name": "b", "kind": "l", "priority": 3}])).await;
+    assert_eq!(array.status, 201);
+    assert_eq!(
+        (&array.body[0]["name"], &array.body[1]["name"], &array.body[1]["priority"]),
+        (&json!("a"), &json!("b"), &json!(3))
+    );
+    let batch = array.headers["x-batch-id"].to_str().unwrap();
+    assert_eq!(array.body[0]["batch_id"], batch);
+    let object = f.api.post("/task", &json!({"tasks": [{"name": "c", "kind": "k"}], "scope": "x"})).await;
+    assert_eq!(object.status, 201);
+    for empty in [json!([]), json!({"tasks": []})] {
+        let answer = f.api.post("/task", &empty).await;
+        assert_eq!(answer.status, 204);
+        assert!(answer.headers.contains_key("x-batch-id"));
+    }
+    let fields = [
+        "id",
+        "name",
+        "kind",
+        "status",
+        "batch_id",
+        "priority",
+        "attempt",
+        "run",
+        "next_retry_at",
+        "success",
+        "failures",
+        "expected_count",
+        "created_at",
+        "started_at",
+        "ended_at",
+        "dead_end_barrier",
+    ];
+    let basic = array.body[0].as_object().unwrap();
+    assert_eq!(basic.len(), fields.len());
+    assert!(fields.iter().all(|field| basic.contains_key(*field)));
+    let whole = f.api.task(&text(&array.body[0]["id"])).await;
+    for field in fields {
+        assert_eq!(whole[field], basic[field], "{field}");
+    }
+    for field in
+        ["timeout", "metadata", "actions", "last_updated", "failure_reason", "failure_type", "retry", "deferrals"]
+    {
+        assert!(whole.get(field).is_some(), "{field}");
+    }
+    let batches = f.api.get("/batches").await.body;
+    assert_eq!(batches.as_array().unwrap().len(), 2);
+    assert_eq!((&batches[1]["total_tasks"], &batches[1]["kinds"]), (&json!(2), &json!(["k", "l"])));
+    assert_eq!((&batches[0]["scope"], &batches[0]["status_counts"]["pending"]), (&json!("x"), &json!(1)));
+}
+
+#[tokio::test]
+async fn every_problem_of_every_task_at_once() {
+    let f = Fixture::new().await;
+    let answer = f
+        .api
+        .post(
+            "/task",
+            &json!([
+                {"name": "", "kind": 7, "timeout": 0},
+                {"name": "ok", "kind": "k"},
+                {"kind": "k", "nmae": "typo", "dependencies": [{"id": "nobody"}], "retry": {"max_retries": 99},
+                 "on_start": {"kind": "Webhook", "params": {"url": "ftp://x", "verb": "Fetch"}}},
+            ]),
+        )
+        .await;
+    assert_problem(&answer, 400);
+    let found = details(&answer);
+    for path in [
+        "[0].name:",
+        "[0].kind:",
+        "[0].timeout:",
+        "[2].name:",
+        "[2].nmae:",
+        "[2].dependencies[0].id:",
+        "[2].retry.max_retries:",
+        "[2].on_start.params.url:",
+        "[2].on_start.params.verb:",
+    ] {
+        assert!(found.iter().any(|line| line.starts_with(path)), "{path} in {found:#?}");
+    }
+    assert!(!found.iter().any(|line| line.starts_with("[1]")));
+    assert_eq!(f.db.number("select count(*) from task").await, 0, "all or nothing");
+}
+
+#[tokio::test]
+async fn nonsense_is_refused_by_name() {
+    let f = Fixture::with(&["--max-body-bytes", "20000", "--max-tasks-per-batch", "3"]).await;
+    let deep = format!(
+        "[{{\"name\": \"n\", \"kind\": \"k\", \"metadata\": {{\"a\": {}1{}}}}}]",
+        "[".repeat(200),
+        "]".repeat(200)
+    );
+    let nested = format!(
+        "[{{\"name\": \"n\", \"kind\": \"k\", \"metadata\": {{\"a\": {}1{}}}}}]",
+        "[".repeat(100),
+        "]".repeat(100)
+    );
+    let raw = |body: &str| f.api.send(Method::POST, "/task", Some(body.to_owned()));
+    for bad in [
+        "{",
+        "nonsense",
+        "\"text\"",
+        "17",
+        "null",
+        "[1]",
+        "[null]",
+        &deep,
+        "[{\"name\": \"a\\u0000b\", \"kind\": \"k\"}]",
+        "[{\"name\": \"n\", \"kind\": \"k\", \"metadata\": {\"a\\u0000\": 1}}]",
+        "[{\"name\": \"n\", \"kind\": \"k\", \"priority\": 1e400}]",
+    ] {
+        assert_problem(&raw(bad).await.unwrap(), 400);
+    }
+    assert_eq!(raw(&nested).await.unwrap().status, 201, "a hundred levels are fine");
+    let invalid = reqwest::Client::new()
+        .post(format!("{}/task", f.api.base()))
+        .body(vec![b'[', 0xff, 0xfe, b']'])
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(invalid.status(), 400, "invalid UTF-8");
+    assert_problem(&f.api.post("/task", &json!([{"name": "x".repeat(30_000), "kind": "k"}])).await, 413);
+    let task = json!({"name": "n", "kind": "k"});
+    let many = f.api.post("/task", &json!([task, task, task, task])).await;
+    assert_problem(&many, 400);
+    assert!(details(&many)[0].contains("at most 3 tasks"));
+
+    let ids = f.api.create(&json!([task])).await;
+    let path = format!("/task/{}", ids[0]);
+    for body in [
+        json!({"status": "Running"}),
+        json!({"status": "Failure"}),
+        json!({"statsu": "Success"}),
+        json!([]),
+        json!({"new_success": -1}),
+        json!({"status": 1}),
+        json!({"failure_reason": "why"}),
+        json!({"priority": 2000}),
+    ] {
+        assert_problem(&f.api.patch(&path, &body).await, 400);
+    }
+    for body in [json!({"new_success": "1"}), json!({"x": 1}), json!([])] {
+        assert_problem(&f.api.put(&path, &body).await, 400);
+    }
+    assert_problem(&f.api.patch(&format!("{path}?run=1"), &json!({"run": 2})).await, 400);
+    assert_problem(&f.api.get("/task/not-a-uuid").await, 400);
+    assert_problem(&f.api.get(&format!("/task/{}", uuid::Uuid::nil())).await, 404);
+    assert_problem(&f.api.get("/nothing/here").await, 404);
+    assert_problem(&f.api.call(Method::DELETE, "/batches", None).await, 405);
+    for query in [
+        "status=Done",
+        "kindd=x",
+        "page=-1",
+        "page_size=0",
+        "batch_id=7",
+        "metadata=[1]",
+        "metadata={",
+        "created_after=now",
+        "timeout=x",
+        "cursor=1",
+        "page=1&page=2",
+        "kind=%00",
+        "metadata=%7B%22a%22%3A%22%5Cu0000%22%7D",
+    ] {
+        assert_problem(&f.api.get(&format!("/task?{query}")).await, 400);
+    }
+    for query in ["status=lost", "cursor=x", "page=a"] {
+        assert_problem(&f.api.get(&format!("/webhook-deliveries?{query}")).await, 400);
+    }
+}
+
+#[tokio::test]
+async fn lists_are_filtered_and_paged() {
+    let f = Fixture::new().await;
+    let first = f
+        .api
+        .post(
+            "/task",
+            &json!([
+                {"name": "one", "kind": "a", "timeout": 5, "metadata": {"x": 1, "deep": {"y": [1, 2]}}},
+                {"name": "two", "kind": "a", "metadata": {"x": 2}}, {"name": "three", "kind": "b"},
+            ]),
+        )
+        .await;
+    let batch = first.headers["x-batch-id"].to_str().unwrap().to_owned();
+    f.advance(60);
+    f.api.create(&json!((0..7).map(|i| json!({"name": format!("n{i}"), "kind": "c"})).collect::<Vec<_>>())).await;
+    let names = async |query: &str| -> Vec<String> {
+        let answer = f.api.get(&format!("/task?{query}")).await;
+        assert_eq!(answer.status, 200, "{query}: {}", answer.body);
+        answer.body.as_array().unwrap().iter().map(|task| text(&task["name"])).collect()
+    };
+    assert_eq!(names("kind=a").await, ["two", "one"], "newest first");
+    assert_eq!(names("name=three").await, ["three"]);
+    assert_eq!(names(&format!("batch_id={batch}&kind=a&status=pending,waiting")).await, ["two", "one"]);
+    assert_eq!(names("timeout=5").await, ["one"]);
+    assert_eq!(names("metadata=%7B%22deep%22%3A%7B%22y%22%3A%5B2%5D%7D%7D").await, ["one"]);
+    assert_eq!(names("metadata={}&kind=b").await, ["three"]);
+    assert_eq!(names("created_before=2026-01-01T00:00:30Z").await.len(), 3);
+    assert_eq!(names("created_after=2026-01-01T00:00:30%2B00:00").await.len(), 7);
+    assert_eq!(names("status=RUNNING").await, Vec::<String>::new());
+    assert_eq!(names("page_size=4").await, ["n6", "n5", "n4", "n3"]);
+    assert_eq!(names("page_size=4&page=1").await, ["n2", "n1", "n0", "three"]);
+    assert_eq!(names("page_size=100000").await.len(), 10, "clamped, not refused");
+
+    let (mut seen, mut query) = (Vec::new(), "page_size=3".to_owned());
+    loop {
+        let answer = f.api.get(&format!("/task?{query}")).await;
+        seen.extend(answer.body.as_array().unwrap().iter().map(|task| text(&task["name"])));
+        let Some(cursor) = answer.headers.get("x-next-cursor") else { break };
+        query = format!("page_size=3&cursor={}", cursor.to_str().unwrap());
+    }
+    assert_eq!(seen.len(), 10);
+    assert_eq!((seen[0].as_str(), seen[9].as_str()), ("n6", "one"));
+    assert_eq!(f.api.get("/batches?page_size=1&page=1").await.body[0]["batch_id"], json!(batch));
+}
+
+#[tokio::test]
+async fn a_batch_knows_its_sums() {
+    let f = Fixture::new().await;
+    let answer = f
+        .api
+        .post("/task", &json!([{"name": "a", "kind": "k", "expected_count": 10}, {"name": "b", "kind": "k"}]))
+        .await;
+    let batch = answer.headers["x-batch-id"].to_str().unwrap().to_owned();
+    for task in answer.body.as_array().unwrap() {
+        f.api.put(&format!("/task/{}", text(&task["id"])), &json!({"new_success": 2, "new_failures": 1})).await;
+    }
+    let shown = f.api.get(&format!("/batch/{batch}")).await.body;
+    assert_eq!(
+        (&shown["total_success"], &shown["total_failures"], &shown["total_expected"]),
+        (&json!(4), &json!(2), &json!(10))
+    );
+    assert_eq!((&shown["total_tasks"], &shown["completed_at"]), (&json!(2), &Value::Null));
+    assert_eq!(f.api.get(&format!("/batch/{}", uuid::Uuid::now_v7())).await.status, 404);
+}

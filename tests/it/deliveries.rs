@@ -1,0 +1,144 @@
+//! Notifications: at least once, with backoff, until they are given up; and back to life on request.
+
+use serde_json::{Value, json};
+
+use crate::support::{Fixture, Receiver, Reply};
+
+fn hooks(receiver: &Receiver) -> Value {
+    let with_body = json!({"kind": "Webhook", "params": {
+        "url": format!("{}/ok", receiver.url), "verb": "Post", "body": {"mine": 1}}});
+    json!([{"name": "n", "kind": "k", "on_success": [with_body, receiver.action("/ok2")],
+            "on_failure": [receiver.action("/failed")], "retry": {"max_retries": 1, "jitter_ms": 0}}])
+}
+
+#[tokio::test]
+async fn success_is_told_with_the_state_of_the_task() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let ids = f.api.create(&hooks(&receiver)).await;
+    f.claim().await;
+    f.api.succeed(&ids[0]).await;
+    assert_eq!(f.deliver().await, 2);
+    let told = receiver.at("/ok").pop().unwrap();
+    assert_eq!(told.key(), format!("{}:end:success:0", ids[0]));
+    assert_eq!(told.body["mine"], 1);
+    let state = &told.body["reprise"];
+    let id = ids[0].as_str();
+    assert_eq!(
+        (&state["task_id"], &state["status"], &state["trigger"]),
+        (&json!(id), &json!("Success"), &json!("end"))
+    );
+    assert_eq!((&state["attempt"], &state["run"], &state["max_retries"]), (&json!(0), &json!(0), &json!(1)));
+    assert_eq!((&state["will_retry"], &state["ended_at"]), (&json!(false), &json!("2026-01-01T00:00:00.000000Z")));
+    for field in ["batch_id", "next_retry_at", "failure_type", "failure_reason"] {
+        assert!(state.get(field).is_some(), "{field}");
+    }
+    let list = f.api.get(&format!("/webhook-deliveries?task_id={id}")).await.body;
+    assert_eq!(list.as_array().unwrap().len(), 2);
+    assert_eq!(
+        (&list[0]["status"], &list[0]["attempts"], &list[0]["last_status"]),
+        (&json!("success"), &json!(1), &json!(200))
+    );
+    assert_eq!(list[0]["next_attempt_at"], Value::Null);
+    assert_eq!(f.deliver().await, 0, "once is enough");
+}
+
+#[tokio::test]
+async fn failure_is_told_only_when_it_is_final() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let ids = f.api.create(&hooks(&receiver)).await;
+    f.claim().await;
+    f.api.fail(&ids[0]).await;
+    assert_eq!(f.deliver().await, 0, "it will be tried again");
+    f.advance(5);
+    f.release().await;
+    f.claim().await;
+    f.api.fail(&ids[0]).await;
+    assert_eq!(f.deliver().await, 1);
+    let told = receiver.at("/failed").pop().unwrap();
+    assert_eq!(told.key(), format!("{}:end:failure:1", ids[0]));
+    let state = &told.body["reprise"];
+    assert_eq!((&state["failure_reason"], &state["failure_type"]), (&json!("it broke"), &json!("unknown")));
+}
+
+#[tokio::test]
+async fn an_undelivered_one_is_tried_again_and_given_up() {
+    let mut f = Fixture::with(&["--webhook-max-attempts", "3", "--webhook-retry-base-ms", "1000"]).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Reply::status(500));
+    let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_success": [receiver.action("/ok")]}])).await;
+    f.claim().await;
+    f.api.succeed(&ids[0]).await;
+    assert_eq!(f.deliver().await, 1);
+    assert_eq!(f.deliver().await, 0, "not at once");
+    let list = f.api.get("/webhook-deliveries?status=pending").await.body;
+    assert_eq!((&list[0]["attempts"], &list[0]["last_status"]), (&json!(1), &json!(500)));
+    assert!(list[0]["last_error"].as_str().unwrap().starts_with("answered 500"));
+    f.advance_ms(1100);
+    assert_eq!(f.deliver().await, 1);
+    f.advance_ms(1100);
+    assert_eq!(f.deliver().await, 0, "the delay has doubled");
+    f.advance_ms(1100);
+    assert_eq!(f.deliver().await, 1);
+    let list = f.api.get("/webhook-deliveries?status=exhausted").await.body;
+    let id = list[0]["id"].as_i64().unwrap();
+    assert_eq!(list[0]["attempts"], 3);
+    f.advance(86_400);
+    assert_eq!(f.deliver().await, 0, "given up");
+
+    receiver.answer(Reply::ok());
+    let revived = f.api.post(&format!("/webhook-deliveries/{id}/redeliver"), &json!({})).await;
+    assert_eq!((revived.status.as_u16(), &revived.body["status"]), (200, &json!("pending")));
+    assert_eq!(f.deliver().await, 1);
+    let keys = receiver.keys();
+    assert!(keys.iter().all(|key| *key == keys[0]), "always the same key: {keys:?}");
+    assert_eq!(f.api.get("/webhook-deliveries?status=success").await.body[0]["id"], id);
+    assert_eq!(f.api.post("/webhook-deliveries/999999/redeliver", &json!({})).await.status, 404);
+    assert_eq!(f.api.post("/webhook-deliveries/x/redeliver", &json!({})).await.status, 400);
+}
+
+#[tokio::test]
+async fn a_lease_that_was_lost_is_sent_again() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_success": [receiver.action("/ok")]}])).await;
+    f.claim().await;
+    f.api.succeed(&ids[0]).await;
+    let lease = std::time::Duration::from_secs(40);
+    let leased = reprise::store::outbox::lease(&f.store, 10, lease).await.unwrap();
+    assert_eq!(leased.len(), 1);
+    assert_eq!(f.deliver().await, 0, "somebody has it");
+    f.advance(41);
+    assert_eq!(f.deliver().await, 1);
+}
+
+#[tokio::test]
+async fn a_batch_tells_when_nothing_in_it_is_alive() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let body = json!({"scope": "s", "metadata": {"m": 1}, "on_batch_complete": [receiver.action("/done")],
+        "tasks": [{"id": "a", "name": "a", "kind": "k"}, {"name": "b", "kind": "k", "dependencies": [{"id": "a"}]},
+                  {"name": "c", "kind": "k"}]});
+    let answer = f.api.post("/task", &body).await;
+    let batch = answer.headers["x-batch-id"].to_str().unwrap().to_owned();
+    let ids = answer.body;
+    f.claim().await;
+    f.api.fail(ids[0]["id"].as_str().unwrap()).await;
+    assert_eq!(f.deliver().await, 0);
+    assert_eq!(f.api.get(&format!("/batch/{batch}")).await.body["completed_at"], Value::Null);
+    f.api.succeed(ids[2]["id"].as_str().unwrap()).await;
+    assert_eq!(f.deliver().await, 1);
+    let told = receiver.at("/done").pop().unwrap();
+    assert_eq!(told.key(), format!("batch:{batch}:complete:0"));
+    let state = &told.body["reprise"];
+    assert_eq!((&state["batch_id"], &state["success"], &state["failure"]), (&json!(batch), &json!(1), &json!(2)));
+    let list = f.api.get(&format!("/webhook-deliveries?batch_id={batch}")).await.body;
+    assert_eq!(
+        (&list[0]["task_id"], &list[0]["trigger"], &list[0]["condition"]),
+        (&Value::Null, &json!("batch"), &json!("complete"))
+    );
+    let shown = f.api.get(&format!("/batch/{batch}")).await.body;
+    assert_eq!((&shown["scope"], &shown["metadata"]), (&json!("s"), &json!({"m": 1})));
+    assert!(shown["completed_at"].is_string());
+}

@@ -1,0 +1,208 @@
+//! Single tasks from end to end: reports, signs of life, pause, cancel, stop, `run_at`.
+
+use serde_json::{Value, json};
+
+use crate::support::{Fixture, text};
+
+fn tasks(count: usize) -> Value {
+    json!((0..count).map(|i| json!({"name": format!("t{i}"), "kind": "k", "timeout": 30})).collect::<Vec<_>>())
+}
+
+#[tokio::test]
+async fn a_task_without_on_start_runs_once_claimed() {
+    let f = Fixture::new().await;
+    let ids = f.api.create(&tasks(1)).await;
+    assert_eq!(f.api.status(&ids[0]).await, "Pending");
+    assert_eq!(f.api.succeed(&ids[0]).await.status, 409, "nobody has it yet");
+    f.claim().await;
+    let running = f.api.task(&ids[0]).await;
+    assert_eq!(
+        (&running["status"], &running["started_at"]),
+        (&json!("Running"), &json!("2026-01-01T00:00:00.000000Z"))
+    );
+    f.advance(5);
+    let done = f.api.succeed(&ids[0]).await;
+    assert_eq!((done.status.as_u16(), &done.body["ended_at"]), (200, &json!("2026-01-01T00:00:05.000000Z")));
+    let again = f.api.succeed(&ids[0]).await;
+    assert_eq!((again.status.as_u16(), again.body), (200, done.body), "a repetition changes nothing");
+    let answer = f.api.fail(&ids[0]).await;
+    assert_eq!((answer.status.as_u16(), &answer.body["current_status"]), (409, &json!("Success")));
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn signs_of_life_move_the_timeout_and_add_up() {
+    let f = Fixture::new().await;
+    let ids = f.api.create(&tasks(1)).await;
+    let path = format!("/task/{}", ids[0]);
+    f.claim().await;
+    f.advance(20);
+    assert_eq!(f.api.put(&path, &json!({})).await.status, 202);
+    f.advance(20);
+    assert_eq!(f.api.put(&path, &json!({"new_success": 3, "new_failures": 1})).await.status, 202);
+    f.advance(20);
+    assert_eq!(f.expire().await, 0, "it has shown signs of life");
+    f.api.put(&path, &json!({"new_success": 4})).await;
+    let task = f.api.task(&ids[0]).await;
+    assert_eq!((&task["success"], &task["failures"]), (&json!(7), &json!(1)));
+    f.advance(30);
+    assert_eq!(f.expire().await, 1);
+    let task = f.api.task(&ids[0]).await;
+    assert_eq!((&task["status"], &task["failure_type"]), (&json!("Failure"), &json!("timeout")));
+    assert_eq!(f.api.put(&path, &json!({})).await.status, 409, "terminal");
+    assert_eq!(f.api.put(&format!("/task/{}", uuid::Uuid::now_v7()), &json!({})).await.status, 404);
+}
+
+#[tokio::test]
+async fn a_patch_changes_what_it_names() {
+    let f = Fixture::new().await;
+    let ids = f.api.create(&json!([{"name": "n", "kind": "k", "metadata": {"a": 1, "b": 2}}])).await;
+    let path = format!("/task/{}", ids[0]);
+    let body = json!({"metadata": {"b": 3, "c": [1]}, "new_success": 2, "expected_count": 9, "priority": 7});
+    let task = f.api.patch(&path, &body).await.body;
+    assert_eq!(task["metadata"], json!({"a": 1, "b": 3, "c": [1]}));
+    assert_eq!((&task["success"], &task["expected_count"], &task["priority"]), (&json!(2), &json!(9), &json!(7)));
+    let large = json!({"metadata": {"x": "y".repeat(60_000)}});
+    assert_eq!(f.api.patch(&path, &large).await.status, 200);
+    let larger = json!({"metadata": {"z": "y".repeat(60_000)}, "new_success": 5});
+    let refused = f.api.patch(&path, &larger).await;
+    assert_eq!(refused.status, 400, "64 KiB, merged");
+    assert_eq!(f.api.task(&ids[0]).await["success"], 2, "nothing of it took effect");
+    f.claim().await;
+    let done =
+        f.api.patch(&path, &json!({"status": "Success", "new_failures": 1, "metadata": {"end": true}})).await.body;
+    assert_eq!(
+        (&done["status"], &done["failures"], &done["metadata"]["end"]),
+        (&json!("Success"), &json!(1), &json!(true))
+    );
+    assert_eq!(f.api.patch(&path, &json!({"priority": 1})).await.status, 409, "what has ended stays as it is");
+}
+
+#[tokio::test]
+async fn priority_then_age() {
+    let f = Fixture::with(&["--webhook-concurrency", "1"]).await;
+    let ids = f.api.create(&json!([
+        {"name": "low", "kind": "k", "priority": -5}, {"name": "first", "kind": "k"}, {"name": "second", "kind": "k"},
+        {"name": "high", "kind": "k", "priority": 5},
+    ])).await;
+    assert_eq!(f.claim().await, 2, "as many as there is room for");
+    let running = |list: Value| list.as_array().unwrap().iter().map(|t| text(&t["name"])).collect::<Vec<_>>();
+    assert_eq!(running(f.api.get("/task?status=Running").await.body), ["high", "first"]);
+    f.api.patch(&format!("/task/{}", ids[0]), &json!({"priority": 9})).await;
+    f.claim().await;
+    assert_eq!(running(f.api.get("/task?status=running&name=low").await.body), ["low"]);
+}
+
+#[tokio::test]
+async fn pause_and_resume() {
+    let f = Fixture::new().await;
+    let ids = f.api.create(&tasks(2)).await;
+    let pause = |id: &str| format!("/task/pause/{id}");
+    let resume = |id: &str| format!("/task/resume/{id}");
+    assert_eq!(f.api.patch(&pause(&ids[0]), &json!({})).await.body["status"], "Paused");
+    assert_eq!(f.api.patch(&pause(&ids[0]), &json!({})).await.status, 200, "again");
+    assert_eq!(f.claim().await, 1, "a paused task is not claimed");
+    assert_eq!(f.api.patch(&pause(&ids[1]), &json!({})).await.status, 409, "running");
+    assert_eq!(f.api.patch(&resume(&ids[1]), &json!({})).await.status, 200, "not paused: nothing to do");
+    assert_eq!(f.api.patch(&resume(&ids[0]), &json!({})).await.body["status"], "Pending");
+    f.claim().await;
+    f.api.succeed(&ids[0]).await;
+    assert_eq!(f.api.patch(&resume(&ids[0]), &json!({})).await.status, 409);
+    assert_eq!(f.api.patch(&pause(&uuid::Uuid::now_v7().to_string()), &json!({})).await.status, 404);
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn a_pause_keeps_the_date_of_a_retry() {
+    let f = Fixture::new().await;
+    let retry = json!({"max_retries": 3, "initial_delay_secs": 60, "jitter_ms": 0});
+    let ids = f.api.create(&json!([{"name": "n", "kind": "k", "retry": retry}])).await;
+    f.claim().await;
+    let due = f.api.fail(&ids[0]).await.body["next_retry_at"].clone();
+    let paused = f.api.patch(&format!("/task/pause/{}", ids[0]), &json!({})).await.body;
+    assert_eq!((&paused["status"], &paused["next_retry_at"]), (&json!("Paused"), &due));
+    let resumed = f.api.patch(&format!("/task/resume/{}", ids[0]), &json!({})).await.body;
+    assert_eq!((&resumed["status"], &resumed["next_retry_at"]), (&json!("RetryPending"), &due), "still ahead");
+    f.api.patch(&format!("/task/pause/{}", ids[0]), &json!({})).await;
+    f.advance(61);
+    assert_eq!(f.release().await, 0, "a paused task is not released");
+    let resumed = f.api.patch(&format!("/task/resume/{}", ids[0]), &json!({})).await.body;
+    assert_eq!((&resumed["status"], &resumed["next_retry_at"]), (&json!("Pending"), &Value::Null), "due by now");
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn stop_cancels_everything_alive_and_nothing_falls() {
+    let f = Fixture::with(&["--webhook-concurrency", "1"]).await;
+    let retry = json!({"max_retries": 3});
+    let answer = f.api.post("/task", &json!([
+        {"id": "a", "name": "a", "kind": "k", "retry": retry}, {"id": "b", "name": "b", "kind": "k"},
+        {"id": "c", "name": "c", "kind": "k"}, {"id": "d", "name": "d", "kind": "k", "dependencies": [{"id": "c"}]},
+        {"id": "e", "name": "e", "kind": "k", "dependencies": [{"id": "d"}]},
+        {"id": "f", "name": "f", "kind": "k", "priority": -1},
+        {"id": "g", "name": "g", "kind": "k", "priority": -1},
+    ])).await;
+    let ids: Vec<String> = answer.body.as_array().unwrap().iter().map(|t| text(&t["id"])).collect();
+    let batch = answer.headers["x-batch-id"].to_str().unwrap().to_owned();
+    f.claim().await; // a and b
+    f.api.fail(&ids[0]).await;
+    f.api.succeed(&ids[1]).await;
+    f.claim().await; // c and f
+    f.api.patch(&format!("/task/pause/{}", ids[6]), &json!({})).await;
+    let stopped = f.api.delete(&format!("/batch/{batch}")).await;
+    assert_eq!(
+        stopped.body,
+        json!({"batch_id": batch, "canceled_waiting": 2, "canceled_pending": 0, "canceled_claimed": 0,
+               "canceled_running": 2, "canceled_retry_pending": 1, "canceled_paused": 1, "already_terminal": 1})
+    );
+    let counts = f.api.get(&format!("/batch/{batch}")).await.body;
+    assert_eq!((&counts["status_counts"]["canceled"], &counts["status_counts"]["failure"]), (&json!(6), &json!(0)));
+    assert!(counts["completed_at"].is_string());
+    let again = f.api.delete(&format!("/batch/{batch}")).await;
+    assert_eq!((again.status.as_u16(), &again.body["already_terminal"]), (200, &json!(7)));
+    f.advance(86_400);
+    assert_eq!(f.release().await, 0, "canceled is final");
+    assert_eq!(f.api.delete(&format!("/batch/{}", uuid::Uuid::now_v7())).await.status, 404);
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn a_batch_larger_than_a_chunk_is_stopped_whole() {
+    let f = Fixture::new().await;
+    let tasks: Vec<Value> = (0..5000)
+        .map(|i: usize| {
+            let needs: Vec<Value> = i.checked_sub(1).map(|p| json!({"id": p.to_string()})).into_iter().collect();
+            json!({"id": i.to_string(), "name": "n", "kind": "k", "dependencies": needs})
+        })
+        .collect();
+    let answer = f.api.post("/task", &json!(tasks)).await;
+    let batch = answer.headers["x-batch-id"].to_str().unwrap().to_owned();
+    let stopped = f.api.delete(&format!("/batch/{batch}")).await.body;
+    assert_eq!((&stopped["canceled_waiting"], &stopped["canceled_pending"]), (&json!(4999), &json!(1)));
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn run_at_holds_a_task_back() {
+    let f = Fixture::new().await;
+    let ids = f
+        .api
+        .create(&json!([
+            {"id": "a", "name": "later", "kind": "k", "run_at": "2026-01-01T01:00:00+00:00"},
+            {"name": "past", "kind": "k", "run_at": "2020-01-01T00:00:00Z"},
+            {"id": "b", "name": "child", "kind": "k", "run_at": "2026-01-01T02:00:00Z", "dependencies": [{"id": "a"}]},
+        ]))
+        .await;
+    assert_eq!(f.claim().await, 1, "only the one whose time has come");
+    assert_eq!(f.api.task(&ids[0]).await["run_at"], "2026-01-01T01:00:00.000000Z");
+    f.advance(3599);
+    assert_eq!((f.release().await, f.claim().await), (0, 0));
+    f.advance(1);
+    assert_eq!((f.release().await, f.claim().await), (1, 1));
+    f.api.succeed(&ids[0]).await;
+    assert_eq!(f.api.status(&ids[2]).await, "Pending");
+    assert_eq!(f.claim().await, 0, "its own time has not come");
+    f.advance(3600);
+    assert_eq!((f.release().await, f.claim().await), (1, 1));
+    f.db.assert_books_balance().await;
+}

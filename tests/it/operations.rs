@@ -1,0 +1,82 @@
+//! What operators look at: health, readiness, metrics, the description of the API.
+
+use serde_json::{Value, json};
+
+use crate::support::{Fixture, Receiver, Reply};
+
+#[tokio::test]
+async fn health_and_readiness() {
+    let f = Fixture::new().await;
+    assert_eq!(f.api.get("/health").await.status, 200);
+    assert_eq!(f.api.get("/ready").await.status, 200);
+    f.store.close().await;
+    assert_eq!(f.api.get("/health").await.status, 200, "the process lives");
+    let answer = f.api.get("/ready").await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.headers.contains_key("retry-after"));
+    assert_eq!(answer.headers["content-type"], "application/problem+json");
+    assert_eq!(f.api.post("/task", &json!([{"name": "n", "kind": "k"}])).await.status, 503);
+}
+
+#[tokio::test]
+async fn metrics_tell_what_happened() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Reply::status(500));
+    let ids = f
+        .api
+        .create(&json!([
+            {"name": "a", "kind": "k", "on_start": receiver.action("/s"), "retry": {"max_retries": 1, "jitter_ms": 0}},
+            {"name": "b", "kind": "k", "timeout": 1, "on_failure": [receiver.action("/f")]},
+        ]))
+        .await;
+    f.start().await;
+    f.advance(10);
+    f.expire().await;
+    f.release().await;
+    f.start().await;
+    assert_eq!(f.api.status(&ids[0]).await, "Failure");
+    let page = f.api.get("/metrics").await;
+    let Value::String(text) = page.body else { panic!("not text") };
+    for line in [
+        "reprise_tasks{status=\"failure\"} 2",
+        "reprise_tasks{status=\"pending\"} 0",
+        "reprise_outbox_depth 1",
+        "reprise_outbox_oldest_age_seconds",
+        "reprise_tasks_created_total",
+        "task_retry_total{attempt=\"1\"}",
+        "task_retry_exhausted_total",
+        "reprise_task_timeouts_total",
+        "reprise_transitions_total{from=\"claimed\",to=\"retry_pending\"}",
+        "reprise_webhook_calls_total{trigger=\"start\",outcome=\"server_error\"}",
+        "reprise_webhook_duration_seconds_bucket",
+        "reprise_pool_connections{state=\"used\"}",
+        "reprise_http_request_duration_seconds_count",
+    ] {
+        assert!(text.contains(line), "{line} in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn the_description_is_served_and_current() {
+    let committed = include_str!("../../openapi/openapi.json");
+    assert!(
+        committed == reprise::http::document(),
+        "openapi/openapi.json is old: run `reprise openapi > openapi/openapi.json`"
+    );
+    let f = Fixture::new().await;
+    let served = f.api.get("/openapi.json").await.body;
+    assert_eq!(served, serde_json::from_str::<Value>(committed).unwrap());
+    let docs = f.api.get("/docs/").await;
+    assert_eq!(docs.status, 200);
+    assert!(docs.body.as_str().unwrap().contains("swagger-ui"));
+}
+
+#[tokio::test]
+async fn requests_have_ids() {
+    let f = Fixture::new().await;
+    assert!(f.api.get("/health").await.headers.contains_key("x-request-id"));
+    let own =
+        reqwest::Client::new().get(format!("{}/health", f.api.base())).header("x-request-id", "mine").send().await;
+    assert_eq!(own.unwrap().headers()["x-request-id"], "mine");
+}

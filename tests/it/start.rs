@@ -1,0 +1,240 @@
+//! `on_start`: what it is sent, what its answer means, and who may still call it.
+
+use serde_json::{Value, json};
+
+use crate::support::{Client, Database, Fixture, Receiver, Reply, eventually};
+
+fn task(receiver: &Receiver) -> Value {
+    json!([{"name": "n", "kind": "k", "on_start": receiver.action("/start")}])
+}
+
+#[tokio::test]
+async fn it_is_sent_what_the_contract_says() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let action = json!({"kind": "Webhook", "params": {
+        "url": format!("{}/work?x=1", receiver.url), "verb": "Put", "body": {"a": [1]}, "headers": {"X-Own": "yes"}}});
+    let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": action}])).await;
+    let id = &ids[0];
+    assert_eq!(f.start().await, 1);
+    let received = receiver.received().pop().unwrap();
+    assert_eq!((received.method.as_str(), received.path.as_str()), ("PUT", "/work"));
+    assert_eq!(received.body, json!({"a": [1]}), "the caller's own body");
+    assert_eq!(received.handle.clone().unwrap(), format!("{}/task/{id}?run=0", f.api.base()));
+    assert_eq!(received.key(), format!("{id}:start:success:0"));
+    assert_eq!((received.header("x-task-id"), received.header("x-task-trigger")), (id.as_str(), "start"));
+    assert_eq!((received.header("x-task-attempt"), received.header("x-own")), ("0", "yes"));
+    let trace: Vec<&str> = received.header("traceparent").split('-').collect();
+    assert_eq!((trace[0], trace[1].len(), trace[2].len(), trace[3]), ("00", 32, 16, "01"));
+    assert_eq!(f.api.status(id).await, "Running");
+
+    // The handle is a URL that can be used as it is.
+    let handle = received.handle.unwrap();
+    let path = handle.strip_prefix(f.api.base()).unwrap();
+    assert_eq!(f.api.put(path, &json!({"new_success": 1})).await.status, 202);
+    assert_eq!(f.api.patch(path, &json!({"status": "Success"})).await.body["status"], "Success");
+}
+
+#[tokio::test]
+async fn a_report_before_the_answer_wins() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let api = Client::new(f.api.base());
+    receiver.answer_with(move |received| {
+        let api = api.clone();
+        async move {
+            let handle = received.handle.unwrap();
+            let path = handle.strip_prefix(api.base()).unwrap();
+            assert_eq!(api.patch(path, &json!({"status": "Success"})).await.status, 200);
+            Reply::ok()
+        }
+    });
+    let ids = f.api.create(&task(&receiver)).await;
+    f.start().await;
+    assert_eq!(f.api.status(&ids[0]).await, "Success");
+    f.advance(86_400);
+    assert_eq!(f.expire().await, 0);
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn its_answer_may_hold_the_cancel_action() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let action = receiver.action("/cancel");
+    receiver.answer(Reply { body: action.clone(), ..Reply::ok() });
+    let ids = f.api.create(&task(&receiver)).await;
+    f.start().await;
+    assert_eq!(f.api.task(&ids[0]).await["actions"]["cancel"], action);
+    f.api.delete(&format!("/task/{}", ids[0])).await;
+    assert_eq!(f.deliver().await, 1);
+    let cancel = receiver.at("/cancel").pop().unwrap();
+    assert_eq!(cancel.key(), format!("{}:cancel:success:0", ids[0]));
+    assert_eq!((cancel.header("x-task-trigger"), &cancel.body["reprise"]["status"]), ("cancel", &json!("Canceled")));
+}
+
+#[tokio::test]
+async fn a_task_canceled_while_it_is_started_still_gets_its_cancel_call() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let (api, action) = (Client::new(f.api.base()), receiver.action("/cancel"));
+    receiver.answer_with(move |received| {
+        let (api, action) = (api.clone(), action.clone());
+        async move {
+            if received.path == "/start" {
+                let id = received.header("x-task-id").to_owned();
+                assert_eq!(api.delete(&format!("/task/{id}")).await.status, 200);
+            }
+            Reply { body: action, ..Reply::ok() }
+        }
+    });
+    let ids = f.api.create(&task(&receiver)).await;
+    f.start().await;
+    assert_eq!(f.api.status(&ids[0]).await, "Canceled");
+    assert_eq!(f.deliver().await, 1);
+    assert_eq!(receiver.at("/cancel").len(), 1);
+}
+
+#[tokio::test]
+async fn answers_that_are_no_success_fail_the_run() {
+    let mut f = Fixture::with(&["--webhook-timeout-ms", "200"]).await;
+    let receiver = Receiver::start().await;
+    let cases = [
+        (400, "validation_error"),
+        (401, "authentication_error"),
+        (403, "authentication_error"),
+        (408, "timeout"),
+        (429, "rate_limit"),
+        (503, "server_error"),
+        (302, "unknown"),
+    ];
+    for (status, failure_type) in cases {
+        receiver.answer(Reply::status(status));
+        let ids = f.api.create(&task(&receiver)).await;
+        f.start().await;
+        let task = f.api.task(&ids[0]).await;
+        assert_eq!((&task["status"], &task["failure_type"]), (&json!("Failure"), &json!(failure_type)), "{status}");
+    }
+    receiver.answer(Reply::slow(std::time::Duration::from_secs(3600)));
+    let ids = f.api.create(&task(&receiver)).await;
+    f.start().await;
+    assert_eq!(f.api.task(&ids[0]).await["failure_type"], "timeout");
+
+    let gone = json!({"kind": "Webhook", "params": {"url": "http://127.0.0.1:1/", "verb": "Post"}});
+    let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": gone}])).await;
+    f.start().await;
+    let task = f.api.task(&ids[0]).await;
+    assert_eq!(task["failure_type"], "network_error");
+    assert!(task["failure_reason"].as_str().unwrap().contains("cannot connect"), "{task}");
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn a_lost_claim_is_taken_over_with_the_same_key() {
+    let db = Database::new().await;
+    let url = db.url.clone();
+    let mut dead = Fixture::on(db, &[]).await;
+    let mut alive =
+        Fixture::on(Database { url: url.clone(), pool: sqlx::PgPool::connect_lazy(&url).unwrap() }, &[]).await;
+    let receiver = Receiver::start().await;
+    let ids = alive.api.create(&task(&receiver)).await;
+    assert_eq!(dead.claim().await, 1);
+    eventually("the call", async || (receiver.received().len() == 1).then_some(())).await;
+    // It dies here: its answer is never written, its lease never renewed.
+    alive.advance(29);
+    assert_eq!(alive.expire().await, 0, "the lease is still good");
+    alive.advance(1);
+    assert_eq!(alive.expire().await, 1);
+    let task = alive.api.task(&ids[0]).await;
+    assert_eq!((&task["status"], &task["run"], &task["attempt"]), (&json!("Pending"), &json!(0), &json!(0)));
+    alive.start().await;
+    assert_eq!(alive.api.status(&ids[0]).await, "Running");
+    let keys = receiver.keys();
+    assert_eq!(keys[0], keys[1], "the same run, the same key");
+
+    // The dead one wakes up: what it has to say is no longer heard.
+    dead.write_answers().await;
+    assert_eq!(alive.api.status(&ids[0]).await, "Running");
+    alive.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn a_worker_whose_claim_was_lost_may_still_report() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let ids = f.api.create(&task(&receiver)).await;
+    f.claim().await;
+    f.advance(30);
+    f.expire().await;
+    let path = format!("/task/{}", ids[0]);
+    assert_eq!(f.api.status(&ids[0]).await, "Pending");
+    assert_eq!(f.api.patch(&path, &json!({"status": "Success"})).await.status, 409, "which run?");
+    assert_eq!(f.api.patch(&path, &json!({"status": "Success", "run": 0})).await.body["status"], "Success");
+    f.write_answers().await;
+    assert_eq!(f.api.status(&ids[0]).await, "Success");
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn leases_are_renewed_while_calls_wait_or_run() {
+    let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
+    let receiver = Receiver::start().await;
+    let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let open = gate.clone();
+    receiver.answer_with(move |_| {
+        let gate = gate.clone();
+        async move {
+            gate.acquire().await.unwrap().forget();
+            Reply::ok()
+        }
+    });
+    let on_start = receiver.action("/start");
+    let ids = f.api.create(&json!([{"name": "a", "kind": "k", "on_start": on_start}, {"name": "b", "kind": "k", "on_start": on_start}])).await;
+    assert_eq!(f.claim().await, 2, "one is called, one waits for the only place");
+    let keeper = f.keeper();
+    for _ in 0..5 {
+        f.advance(20);
+        keeper.renew().await.unwrap();
+        assert_eq!(f.expire().await, 0);
+    }
+    // The one that waits is canceled: it must not be called any more.
+    let called = eventually("the first call", async || receiver.received().first().cloned()).await;
+    let waiting = ids.iter().find(|id| *id != called.header("x-task-id")).unwrap();
+    f.api.delete(&format!("/task/{waiting}")).await;
+    keeper.renew().await.unwrap();
+    open.add_permits(2);
+    f.write_answers().await;
+    assert_eq!(f.api.status(called.header("x-task-id")).await, "Running");
+    assert_eq!(receiver.received().len(), 1, "the canceled one was dropped");
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn what_was_not_started_is_given_back_at_the_end() {
+    let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
+    let receiver = Receiver::start().await;
+    let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let open = gate.clone();
+    receiver.answer_with(move |_| {
+        let gate = gate.clone();
+        async move {
+            gate.acquire().await.unwrap().forget();
+            Reply::ok()
+        }
+    });
+    let on_start = receiver.action("/start");
+    f.api.create(&json!([{"name": "a", "kind": "k", "on_start": on_start}, {"name": "b", "kind": "k", "on_start": on_start}])).await;
+    f.claim().await;
+    eventually("the first call", async || (receiver.received().len() == 1).then_some(())).await;
+    let keeper = f.keeper();
+    let drained = tokio::spawn(async move { keeper.drain(std::time::Duration::from_secs(30)).await });
+    eventually("the other to be given back", async || {
+        (f.db.number("select count(*) from task where status = 'pending'").await == 1).then_some(())
+    })
+    .await;
+    open.add_permits(1);
+    drained.await.unwrap();
+    f.write_answers().await;
+    assert_eq!(f.db.number("select count(*) from task where status = 'running'").await, 1);
+    f.db.assert_books_balance().await;
+}

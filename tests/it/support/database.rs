@@ -1,0 +1,130 @@
+//! One PostgreSQL for the whole test run, and for each test a database of its own, copied from a migrated template.
+//! `TEST_DATABASE_URL` names another server to use.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use reprise::clock::Clock;
+use reprise::postgres::{Embedded, Settings};
+use reprise::store::{Store, migrate};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
+use tokio::sync::OnceCell;
+
+pub struct Database {
+    pub url: String,
+    pub pool: PgPool,
+}
+
+impl Database {
+    pub async fn new() -> Database {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let template = template().await;
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("test_{}_{number}", std::process::id());
+        admin(&format!("create database {name} template {template}")).await;
+        let url = named(&name);
+        Database { pool: PgPool::connect_lazy(&url).unwrap(), url }
+    }
+
+    pub fn store(&self, clock: Clock) -> Store {
+        Store::new(&self.url, 16, clock).unwrap()
+    }
+
+    pub async fn number(&self, query: &str) -> i64 {
+        sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_one(&self.pool).await.unwrap()
+    }
+
+    pub async fn execute(&self, statement: &str) {
+        sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&self.pool).await.unwrap();
+    }
+
+    /// The books must balance: counters against rows.
+    pub async fn assert_books_balance(&self) {
+        for status in
+            ["waiting", "pending", "claimed", "running", "retry_pending", "paused", "success", "failure", "canceled"]
+        {
+            let rows = self.number(&format!("select count(*) from task where status = '{status}'")).await;
+            let batches = self.number(&format!("select coalesce(sum({status}), 0)::bigint from batch_count")).await;
+            let total = self.number(&format!("select coalesce(sum({status}), 0)::bigint from status_count")).await;
+            assert_eq!((rows, rows), (batches, total), "{status}: rows against batches and total");
+        }
+        let open = "select count(*) from batch b join batch_count c on c.batch_id = b.id where (b.completed_at is null) = \
+                    (c.waiting + c.pending + c.claimed + c.running + c.retry_pending + c.paused = 0)";
+        assert_eq!(self.number(open).await, 0, "batches are complete exactly when nothing in them is alive");
+        let waiting = "select count(*) from task t where t.ended_at is null and t.wait_count <> (select count(*) from \
+                       link l join task p on p.id = l.parent_id where l.child_id = t.id and p.ended_at is null)";
+        assert_eq!(self.number(waiting).await, 0, "alive tasks wait for exactly their open parents");
+        let runs = "select count(*) from task t where exists (select from generate_series(0, t.run - 1) r where not exists \
+                    (select from attempt a where a.task_id = t.id and a.run = r))";
+        assert_eq!(self.number(runs).await, 0, "every run before the current one is recorded");
+    }
+}
+
+async fn template() -> &'static str {
+    static TEMPLATE: OnceCell<String> = OnceCell::const_new();
+    TEMPLATE
+        .get_or_init(|| async {
+            let name = format!("template_{}_{}", migrate::fingerprint(), std::process::id());
+            admin(&format!("create database {name}")).await;
+            let store = Store::new(&named(&name), 2, Clock::Database).unwrap();
+            store.migrate().await.unwrap();
+            store.close().await;
+            name
+        })
+        .await
+}
+
+pub async fn admin(statement: &str) {
+    let options: PgConnectOptions = server().parse().unwrap();
+    let mut connection = PgConnection::connect_with(&options).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+}
+
+/// The server's URL with another database in it.
+fn named(database: &str) -> String {
+    let mut url = url::Url::parse(server()).unwrap();
+    url.set_path(&format!("/{database}"));
+    url.into()
+}
+
+fn server() -> &'static str {
+    static URL: OnceLock<String> = OnceLock::new();
+    URL.get_or_init(|| std::env::var("TEST_DATABASE_URL").unwrap_or_else(|_| start_server()))
+}
+
+/// Lives on a thread of its own, as long as the test process: when that ends, the server sees it and stops.
+fn start_server() -> String {
+    let base = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    remove_left_over(&base);
+    let dir = base.join(format!("postgres-{}", std::process::id()));
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let settings = Settings {
+                durable: false,
+                extra: vec![("max_connections".into(), "500".into()), ("shared_buffers".into(), "256MB".into())],
+                ..Settings::new(dir)
+            };
+            let server = Embedded::start(settings).await.unwrap();
+            tell.send(server.url().to_owned()).unwrap();
+            panic!("the test server is gone: {}", server.failed().await);
+        });
+    });
+    told.recv().expect("the test server starts")
+}
+
+/// Data of test runs whose process is no more.
+fn remove_left_over(base: &Path) {
+    for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(pid) = name.strip_prefix("postgres-").and_then(|pid| pid.parse::<u32>().ok())
+            && !Path::new(&format!("/proc/{pid}")).exists()
+        {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The service inside the test: its API on a real port, its loops called by hand, its clock moved by hand.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use clap::Parser;
+use reprise::clock::Clock;
+use reprise::config::{Cli, Config};
+use reprise::http::{Api, router};
+use reprise::loops::deliver::{self, Deliver, Marks};
+use reprise::loops::retention::Retention;
+use reprise::loops::retry::Retry;
+use reprise::loops::runner::Loop;
+use reprise::loops::start::{self, Results, Start};
+use reprise::loops::timeout::Timeout;
+use reprise::service::Service;
+use reprise::store::Store;
+use reprise::telemetry;
+use reprise::webhook;
+use tokio::net::TcpListener;
+
+use super::{Client, Database};
+
+pub struct Fixture {
+    pub db: Database,
+    pub store: Store,
+    pub api: Client,
+    start: Start,
+    results: Results,
+    deliver: Deliver,
+    marks: Marks,
+}
+
+/// The moment at which every test begins.
+pub fn dawn() -> DateTime<Utc> {
+    DateTime::parse_from_rfc3339("2026-01-01T00:00:00Z").unwrap().with_timezone(&Utc)
+}
+
+pub fn config(args: &[&str]) -> Config {
+    let args = ["reprise", "--port", "0"].iter().chain(args);
+    Cli::try_parse_from(args).unwrap().config
+}
+
+impl Fixture {
+    pub async fn new() -> Fixture {
+        Fixture::with(&[]).await
+    }
+
+    pub async fn with(args: &[&str]) -> Fixture {
+        Fixture::on(Database::new().await, args).await
+    }
+
+    pub async fn on(db: Database, args: &[&str]) -> Fixture {
+        let config = config(args);
+        let store = db.store(Clock::fixed(dawn()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        let api = Api {
+            service: Service::new(store.clone(), config.limits().metadata_bytes),
+            limits: config.limits(),
+            max_body_bytes: config.request.max_body_bytes,
+            metrics: telemetry::metrics(),
+        };
+        tokio::spawn(axum::serve(listener, router(api)).into_future());
+        let timeout = Duration::from_millis(config.webhook.webhook_timeout_ms);
+        let client = webhook::Client::new(base.clone(), timeout).unwrap();
+        let interval = Duration::from_secs(1);
+        let concurrency = config.webhook.webhook_concurrency;
+        let settings = start::Settings { interval, lease: config.lease(), concurrency };
+        let (start, results) = Start::new(store.clone(), client.clone(), settings);
+        let settings = deliver::Settings {
+            interval,
+            concurrency,
+            lease: timeout + Duration::from_secs(30),
+            max_attempts: config.webhook.webhook_max_attempts,
+            retry_base: Duration::from_millis(config.webhook.webhook_retry_base_ms),
+            retry_max: Duration::from_millis(config.webhook.webhook_retry_max_ms),
+        };
+        let (deliver, marks) = Deliver::new(store.clone(), client, settings);
+        Fixture { db, store, api: Client::new(base), start, results, deliver, marks }
+    }
+
+    pub fn advance(&self, secs: i64) {
+        self.store.clock().advance(TimeDelta::seconds(secs));
+    }
+
+    pub fn advance_ms(&self, ms: i64) {
+        self.store.clock().advance(TimeDelta::milliseconds(ms));
+    }
+
+    /// Claims what is pending; tasks without `on_start` are Running after this.
+    pub async fn claim(&self) -> u64 {
+        self.start.tick().await.unwrap().processed
+    }
+
+    /// Waits for answers to `on_start` and writes them.
+    pub async fn write_answers(&mut self) {
+        assert!(self.results.write_some().await);
+    }
+
+    /// Claims, and writes the answers of that many calls.
+    pub async fn start(&mut self) -> u64 {
+        let claimed = self.claim().await;
+        self.write_answers().await;
+        claimed
+    }
+
+    pub fn keeper(&self) -> start::Keeper {
+        self.start.keeper()
+    }
+
+    pub async fn expire(&self) -> u64 {
+        Timeout { store: self.store.clone(), interval: Duration::from_secs(1) }.tick().await.unwrap().processed
+    }
+
+    pub async fn release(&self) -> u64 {
+        Retry { store: self.store.clone(), interval: Duration::from_secs(1) }.tick().await.unwrap().processed
+    }
+
+    /// Sends what is due and writes the results; answers how many were sent.
+    pub async fn deliver(&mut self) -> u64 {
+        let sent = self.deliver.tick().await.unwrap().processed;
+        self.deliver.tracker().close();
+        self.deliver.tracker().wait().await;
+        self.deliver.tracker().reopen();
+        let mut left = sent;
+        while left > 0 {
+            assert!(self.marks.write_some().await);
+            left = u64::try_from(self.deliver.in_flight()).unwrap();
+        }
+        sent
+    }
+
+    pub async fn clean_up(&self, days: u32) -> u64 {
+        Retention { store: self.store.clone(), days }.tick().await.unwrap().processed
+    }
+}

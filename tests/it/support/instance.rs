@@ -1,0 +1,74 @@
+//! The real binary as a process of its own, to be killed.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+
+use super::Client;
+
+pub struct Instance {
+    child: Child,
+    pub api: Client,
+}
+
+pub const BINARY: &str = env!("CARGO_BIN_EXE_reprise");
+
+/// The binary with nothing of this process's environment that could configure it.
+pub fn command(settings: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(BINARY);
+    command.env_clear();
+    for name in ["PATH", "HOME", "TMPDIR"] {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+    command.envs(settings.iter().copied());
+    command
+}
+
+impl Instance {
+    pub fn start(url: &str, settings: &[(&str, &str)]) -> Instance {
+        let mut all = vec![("DATABASE_URL", url), ("PORT", "0"), ("RUST_LOG", "warn"), ("POOL_MAX_SIZE", "10")];
+        all.extend(settings);
+        Instance::spawn(command(&all))
+    }
+
+    /// Waits until it says where it listens.
+    pub fn spawn(mut command: Command) -> Instance {
+        let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let base = loop {
+            let mut line = String::new();
+            assert!(lines.read_line(&mut line).unwrap() > 0, "it ended before it was ready");
+            if let Some(url) = line.trim().strip_prefix("API") {
+                break url.trim().to_owned();
+            }
+        };
+        // Whatever else it says must not fill the pipe.
+        std::thread::spawn(move || {
+            let _ = lines.read_to_end(&mut Vec::new());
+        });
+        Instance { child, api: Client::new(base) }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn terminate(mut self) -> std::process::ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,137 @@
+//! What tests stand on: a real PostgreSQL, the service inside the test with a clock of its own, the real binary,
+//! and a receiver for webhooks.
+
+pub mod database;
+pub mod fixture;
+pub mod instance;
+pub mod receiver;
+
+use std::time::{Duration, Instant};
+
+use reqwest::{Method, Response, StatusCode};
+use serde_json::Value;
+
+pub use database::Database;
+pub use fixture::Fixture;
+pub use instance::Instance;
+pub use receiver::{Receiver, Reply};
+
+/// Far more than anything takes, even on a busy machine: it only ends a test that would hang.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` gives a value.
+pub async fn eventually<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(value) = condition().await {
+            return value;
+        }
+        assert!(started.elapsed() < PATIENCE, "still waiting for: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// An HTTP client bound to one service.
+#[derive(Clone)]
+pub struct Client {
+    base: String,
+    inner: reqwest::Client,
+}
+
+/// An answer, read to its end.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: reqwest::header::HeaderMap,
+    pub body: Value,
+}
+
+impl Client {
+    pub fn new(base: impl Into<String>) -> Client {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let inner = reqwest::Client::builder().no_proxy().build().unwrap();
+        Client { base: base.into(), inner }
+    }
+
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    pub async fn send(&self, method: Method, path: &str, body: Option<String>) -> reqwest::Result<Answer> {
+        let mut request = self.inner.request(method, format!("{}{path}", self.base));
+        if let Some(body) = body {
+            request = request.body(body);
+        }
+        read(request.send().await?).await
+    }
+
+    pub async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Answer {
+        self.send(method, path, body.map(Value::to_string)).await.unwrap()
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.call(Method::GET, path, None).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.call(Method::POST, path, Some(body)).await
+    }
+
+    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
+        self.call(Method::PATCH, path, Some(body)).await
+    }
+
+    pub async fn put(&self, path: &str, body: &Value) -> Answer {
+        self.call(Method::PUT, path, Some(body)).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.call(Method::DELETE, path, None).await
+    }
+
+    /// Creates tasks and answers their ids in order.
+    pub async fn create(&self, tasks: &Value) -> Vec<String> {
+        let answer = self.post("/task", tasks).await;
+        assert_eq!(answer.status, 201, "{}", answer.body);
+        answer.body.as_array().unwrap().iter().map(|task| text(&task["id"])).collect()
+    }
+
+    pub async fn task(&self, id: &str) -> Value {
+        let answer = self.get(&format!("/task/{id}")).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.body
+    }
+
+    pub async fn status(&self, id: &str) -> String {
+        text(&self.task(id).await["status"])
+    }
+
+    pub async fn succeed(&self, id: &str) -> Answer {
+        self.patch(&format!("/task/{id}"), &serde_json::json!({"status": "Success"})).await
+    }
+
+    pub async fn fail(&self, id: &str) -> Answer {
+        let body = serde_json::json!({"status": "Failure", "failure_reason": "it broke"});
+        self.patch(&format!("/task/{id}"), &body).await
+    }
+
+    pub async fn wait_for(&self, id: &str, status: &str) -> Value {
+        eventually(&format!("{id} to be {status}"), async || {
+            let task = self.task(id).await;
+            (task["status"] == status).then_some(task)
+        })
+        .await
+    }
+}
+
+async fn read(response: Response) -> reqwest::Result<Answer> {
+    let (status, headers) = (response.status(), response.headers().clone());
+    let bytes = response.bytes().await?;
+    let body =
+        serde_json::from_slice(&bytes).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));
+    Ok(Answer { status, headers, body })
+}
+
+pub fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_else(|| panic!("not a string: {value}")).to_owned()
+}
