@@ -1,1 +1,278 @@
-//! faults
+//! The ways in which a service like this breaks: many at once, slow receivers, early reports, deaths, disconnects.
+//! All with the real binary.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use crate::support::{Client, Database, Instance, Receiver, Reply, eventually, text};
+
+fn metric(page: &Value, name: &str) -> u64 {
+    let line = page.as_str().unwrap().lines().find(|line| line.starts_with(name));
+    line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+}
+
+async fn count(db: &Database, status: &str) -> i64 {
+    db.number(&format!("select count(*) from task where status = '{status}'")).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn forty_parents_of_the_same_children_finish_at_once() {
+    let db = Database::new().await;
+    let instances = [Instance::start(&db.url, &[]), Instance::start(&db.url, &[])];
+    let mut tasks: Vec<Value> = (0..40).map(|i| json!({"id": i.to_string(), "name": "parent", "kind": "k"})).collect();
+    let needs: Vec<Value> = (0..40).map(|i| json!({"id": i.to_string()})).collect();
+    tasks.extend((0..200).map(|_| json!({"name": "child", "kind": "k", "dependencies": needs})));
+    let ids = instances[0].api.create(&json!(tasks)).await;
+    eventually("the parents to run", async || (count(&db, "running").await == 40).then_some(())).await;
+    let answers = join_all(ids[..40].iter().enumerate().map(|(i, id)| {
+        // A client of its own each: forty connections.
+        let api = Client::new(instances[i % 2].api.base());
+        let id = id.clone();
+        async move { tokio::spawn(async move { api.succeed(&id).await }).await.unwrap() }
+    }))
+    .await;
+    for answer in answers {
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    eventually("the children to run", async || (count(&db, "running").await == 200).then_some(())).await;
+    let mut released = 0;
+    for instance in &instances {
+        let page = instance.api.get("/metrics").await.body;
+        released += metric(&page, "reprise_transitions_total{from=\"waiting\",to=\"pending\"}");
+    }
+    assert_eq!(released, 200, "each exactly once");
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn six_hundred_slow_receivers_are_each_called_once() {
+    let db = Database::new().await;
+    let instance = Instance::start(&db.url, &[]);
+    let receiver = Receiver::start().await;
+    let refused = Arc::new(AtomicUsize::new(0));
+    let (api, counter) = (instance.api.clone(), Arc::clone(&refused));
+    receiver.answer_with(move |received| {
+        let (api, counter) = (api.clone(), Arc::clone(&counter));
+        tokio::spawn(async move {
+            let handle = received.handle.unwrap();
+            let path = handle.strip_prefix(api.base()).unwrap();
+            if api.patch(path, &json!({"status": "Success"})).await.status != 200 {
+                counter.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        async { Reply::slow(Duration::from_secs(1)) }
+    });
+    let slow = Receiver::start().await;
+    slow.answer(Reply::slow(Duration::from_secs(1)));
+    // Half of them report while their call is open, half only run.
+    let tasks: Vec<Value> = (0..600)
+        .map(|i| {
+            let on_start = if i % 2 == 0 { receiver.action("/start") } else { slow.action("/start") };
+            json!({"name": "n", "kind": "k", "on_start": on_start})
+        })
+        .collect();
+    let ids = instance.api.create(&json!(tasks)).await;
+    eventually("all to be started", async || {
+        (count(&db, "running").await == 300 && count(&db, "success").await == 300).then_some(())
+    })
+    .await;
+    for id in ids.iter().skip(1).step_by(2) {
+        let answer = instance.api.patch(&format!("/task/{id}?run=0"), &json!({"status": "Success"})).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    assert_eq!(refused.load(Ordering::SeqCst), 0, "every report for the live run is taken");
+    let keys: Vec<String> = receiver.keys().into_iter().chain(slow.keys()).collect();
+    assert_eq!(keys.len(), 600, "each called exactly once");
+    assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 600);
+    let page = instance.api.get("/metrics").await.body;
+    assert_eq!(metric(&page, "reprise_transitions_total{from=\"claimed\",to=\"pending\"}"), 0, "none was requeued");
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn reports_before_the_answer_end_the_task() {
+    let db = Database::new().await;
+    let instance = Instance::start(&db.url, &[("WORKER_CLAIM_TIMEOUT_SECS", "1"), ("POOL_MAX_SIZE", "4")]);
+    let receiver = Receiver::start().await;
+    let api = instance.api.clone();
+    receiver.answer_with(move |received| {
+        let api = api.clone();
+        async move {
+            let handle = received.handle.unwrap();
+            let answer = api.patch(handle.strip_prefix(api.base()).unwrap(), &json!({"status": "Success"})).await;
+            Reply::status(answer.status.as_u16())
+        }
+    });
+    let tasks: Vec<Value> =
+        (0..300).map(|_| json!({"name": "n", "kind": "k", "timeout": 1, "on_start": receiver.action("/start")})).collect();
+    instance.api.create(&json!(tasks)).await;
+    eventually("all to succeed", async || {
+        assert_eq!(instance.api.get("/ready").await.status, 200);
+        (count(&db, "success").await == 300).then_some(())
+    })
+    .await;
+    assert_eq!(receiver.keys().len(), 300);
+    let page = instance.api.get("/metrics").await.body;
+    assert_eq!(metric(&page, "reprise_task_timeouts_total"), 0);
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_was_acknowledged_survives_a_kill() {
+    let db = Database::new().await;
+    let first = Instance::start(&db.url, &[]);
+    let tasks: Vec<Value> = (0..60).map(|_| json!({"name": "n", "kind": "k", "timeout": 3600})).collect();
+    let ids = first.api.create(&json!(tasks)).await;
+    eventually("all to run", async || (count(&db, "running").await == 60).then_some(())).await;
+    let (counting, ending) = (&ids[..10], &ids[10..]);
+
+    // Everybody hammers until the service is gone, and remembers what was answered.
+    let hammer = |i: usize| {
+        let (api, id) = (Client::new(first.api.base()), counting[i].clone());
+        tokio::spawn(async move {
+            let (mut added, mut created) = (0i64, Vec::new());
+            loop {
+                let put = api.send(reqwest::Method::PUT, &format!("/task/{id}"), Some("{\"new_success\": 1}".into())).await;
+                match put {
+                    Ok(answer) if answer.status == 202 => added += 1,
+                    Ok(answer) => panic!("{}", answer.body),
+                    Err(_) => break,
+                }
+                let body = json!([{"name": "late", "kind": "late"}]).to_string();
+                match api.send(reqwest::Method::POST, "/task", Some(body)).await {
+                    Ok(answer) => created.push(text(&answer.body[0]["id"])),
+                    Err(_) => break,
+                }
+            }
+            (id, added, created)
+        })
+    };
+    let hammers: Vec<_> = (0..10).map(hammer).collect();
+    let (api, list) = (Client::new(first.api.base()), ending.to_vec());
+    let reporter = tokio::spawn(async move {
+        let mut reported = Vec::new();
+        for id in list {
+            match api.send(reqwest::Method::PATCH, &format!("/task/{id}"), Some("{\"status\": \"Success\"}".into())).await {
+                Ok(answer) if answer.status == 200 => reported.push(id),
+                Ok(answer) => panic!("{}", answer.body),
+                Err(_) => break,
+            }
+        }
+        reported
+    });
+    eventually("some work to be done", async || {
+        (db.number("select coalesce(sum(success), 0)::bigint from task").await > 100 && count(&db, "success").await > 20).then_some(())
+    })
+    .await;
+    first.kill();
+
+    let second = Instance::start(&db.url, &[]);
+    for hammer in hammers {
+        let (id, added, created) = hammer.await.unwrap();
+        let stored = second.api.task(&id).await["success"].as_i64().unwrap();
+        assert!(stored == added || stored == added + 1, "{added} acknowledged, {stored} stored");
+        for id in created {
+            assert_eq!(second.api.get(&format!("/task/{id}")).await.status, 200);
+        }
+    }
+    for id in reporter.await.unwrap() {
+        assert_eq!(second.api.status(&id).await, "Success");
+    }
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_claims_of_a_killed_instance_are_taken_over() {
+    let db = Database::new().await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Reply::slow(Duration::from_secs(3600)));
+    let settings = [("WORKER_CLAIM_TIMEOUT_SECS", "2"), ("WORKER_LOOP_INTERVAL_MS", "50")];
+    let first = Instance::start(&db.url, &settings);
+    let tasks: Vec<Value> = (0..20).map(|_| json!({"name": "n", "kind": "k", "on_start": receiver.action("/start")})).collect();
+    let ids = first.api.create(&json!(tasks)).await;
+    eventually("all to be called", async || (receiver.keys().len() == 20).then_some(())).await;
+    first.kill();
+    assert_eq!(count(&db, "claimed").await, 20);
+    receiver.answer(Reply::ok());
+    let second = Instance::start(&db.url, &settings);
+    for id in &ids {
+        let task = second.api.wait_for(id, "Running").await;
+        assert_eq!((&task["run"], &task["attempt"]), (&json!(0), &json!(0)));
+    }
+    let keys = receiver.keys();
+    assert_eq!(keys.len(), 40);
+    assert_eq!(keys[..20].iter().collect::<HashSet<_>>(), keys[20..].iter().collect::<HashSet<_>>(), "the same keys again");
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn clients_that_hang_up_leave_nothing_half_done() {
+    let db = Database::new().await;
+    let instance = Instance::start(&db.url, &[("POOL_MAX_SIZE", "4")]);
+    let mut tasks = vec![json!({"id": "p", "name": "p", "kind": "k"})];
+    tasks.extend((0..300).map(|_| json!({"name": "n", "kind": "k"})));
+    tasks.extend((0..300).map(|i| json!({"id": format!("c{i}"), "name": "c", "kind": "k", "dependencies": [{"id": "p"}]})));
+    let ids = instance.api.create(&json!(tasks)).await;
+    eventually("all to run", async || (count(&db, "running").await == 301).then_some(())).await;
+    let address = instance.api.base().strip_prefix("http://").unwrap().to_owned();
+    let body = "{\"status\": \"Success\"}";
+    let hang_up = |i: usize| {
+        let (address, id) = (address.clone(), ids[i].clone());
+        tokio::spawn(async move {
+            let mut stream = TcpStream::connect(&address).await.unwrap();
+            let length = body.len();
+            let head = format!("PATCH /task/{id} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+            // Some in the middle of the head, some of the body, some as soon as all is sent.
+            let whole = format!("{head}{body}");
+            let end = match i % 4 {
+                0 => head.len() / 2,
+                1 => head.len() + 5,
+                _ => whole.len(),
+            };
+            stream.write_all(&whole.as_bytes()[..end]).await.unwrap();
+            stream.flush().await.unwrap();
+            for _ in 0..i % 7 {
+                tokio::task::yield_now().await;
+            }
+        })
+    };
+    for result in join_all((0..301).map(hang_up)).await {
+        result.unwrap();
+    }
+    assert_eq!(instance.api.get("/ready").await.status, 200);
+    eventually("no transaction to be open", async || {
+        let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'";
+        (db.number(open).await == 0).then_some(())
+    })
+    .await;
+    // Whatever took effect did so whole; whatever did not can still be done.
+    for id in &ids[..301] {
+        assert_eq!(instance.api.succeed(id).await.status, 200);
+    }
+    eventually("the children to run", async || (count(&db, "running").await == 300).then_some(())).await;
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_shutdown_in_good_order() {
+    let db = Database::new().await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Reply::slow(Duration::from_millis(300)));
+    let instance = Instance::start(&db.url, &[("WEBHOOK_CONCURRENCY", "10")]);
+    let tasks: Vec<Value> = (0..100).map(|_| json!({"name": "n", "kind": "k", "on_start": receiver.action("/start")})).collect();
+    instance.api.create(&json!(tasks)).await;
+    eventually("some calls", async || (receiver.keys().len() >= 10).then_some(())).await;
+    assert!(instance.terminate().success(), "exit code 0");
+    assert_eq!(count(&db, "claimed").await, 0, "unstarted work was given back, started work was written");
+    let keys = receiver.keys();
+    assert_eq!(count(&db, "running").await, i64::try_from(keys.len()).unwrap());
+    assert_eq!(count(&db, "pending").await, i64::try_from(100 - keys.len()).unwrap());
+    db.assert_books_balance().await;
+}

@@ -1,1 +1,90 @@
-//! layers
+//! The lines between the layers, held by looking at the source.
+
+use std::path::{Path, PathBuf};
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Files below src outside `allowed` in which one of `words` occurs, unit tests aside.
+fn offenders(allowed: &[&str], words: &[&str]) -> Vec<String> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    for file in files(&src) {
+        let name = file.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
+        if allowed.iter().any(|part| name.starts_with(part)) || name.ends_with("_tests.rs") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&file).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        let code: String = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+        found.extend(words.iter().filter(|word| code.contains(**word)).map(|word| format!("{name}: {word}")));
+    }
+    found
+}
+
+/// Directories and files at the top of src, but for these.
+fn all_but(these: &[&str]) -> Vec<String> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let names = std::fs::read_dir(src).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    names.filter(|name| !these.contains(&name.as_str())).collect()
+}
+
+#[test]
+fn sql_is_in_the_store_only() {
+    assert_eq!(offenders(&["store"], &["sqlx", "query!", "PgPool"]), Vec::<String>::new());
+}
+
+#[test]
+fn http_is_at_the_edge_only() {
+    assert_eq!(offenders(&["http", "app.rs"], &["axum"]), Vec::<String>::new());
+    assert_eq!(offenders(&["webhook"], &["reqwest"]), Vec::<String>::new());
+}
+
+#[test]
+fn the_domain_is_pure() {
+    let others = all_but(&["domain"]);
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    let words = ["sqlx", "axum", "tokio", "rand::", "Utc::now", "SystemTime", "Instant", "std::env", "crate::store",
+                 "crate::service", "crate::http", "crate::loops", "crate::webhook", "now_v7"];
+    assert_eq!(offenders(&others, &words), Vec::<String>::new());
+}
+
+#[test]
+fn calls_go_down_only() {
+    let layers: [(&str, &[&str]); 4] = [
+        ("store", &["crate::service", "crate::http", "crate::loops", "crate::webhook", "crate::app"]),
+        ("service", &["crate::http", "crate::loops", "crate::webhook", "crate::app"]),
+        ("loops", &["crate::http", "crate::app"]),
+        ("webhook", &["crate::store", "crate::service", "crate::http", "crate::loops"]),
+    ];
+    for (layer, above) in layers {
+        let others = all_but(&[layer]);
+        let others: Vec<&str> = others.iter().map(String::as_str).collect();
+        assert_eq!(offenders(&others, above), Vec::<String>::new(), "{layer}");
+    }
+}
+
+#[test]
+fn the_status_of_a_task_is_written_in_one_file() {
+    let allowed = ["store/transitions.rs", "store/create.rs", "store/outbox.rs"];
+    assert_eq!(offenders(&allowed, &["set status", "status = u."]), Vec::<String>::new());
+    let outbox = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/outbox.rs")).unwrap();
+    assert!(!outbox.contains("update task"), "the outbox writes its own status only");
+}
+
+#[test]
+fn time_and_tasks_in_the_background_are_where_they_belong() {
+    assert_eq!(offenders(&["clock.rs"], &["Utc::now"]), Vec::<String>::new());
+    let allowed = ["app.rs", "main.rs", "loops", "postgres"];
+    assert_eq!(offenders(&allowed, &["tokio::spawn", ".spawn("]), Vec::<String>::new());
+}

@@ -1,1 +1,88 @@
-//! plans
+//! Each loop's pick walks its own index, at a size where anything else would be felt.
+
+use reprise::clock::Clock;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+
+use crate::support::Database;
+
+/// 200,000 tasks, most of them finished, and statistics from before most of them changed.
+async fn large() -> Database {
+    let db = Database::new().await;
+    // Over a connection that is closed at once: only then are its own reads counted, before the test counts.
+    let mut connection = PgConnection::connect(&db.url).await.unwrap();
+    let load = sqlx::raw_sql(
+        "insert into task (id, batch_id, status, priority, flags, timeout_secs, created_at, last_updated, ended_at,
+                           next_retry_at, timeout_at, claimed_by, not_before)
+         select gen_random_uuid(), gen_random_uuid(), s::task_status, 0, 0, 60, now(), now(),
+                case when s = 'success' then now() end, case when s = 'retry_pending' then now() + '7 days' end,
+                case when s = 'running' then now() + '1 hour' end,
+                case when s = 'running' then gen_random_uuid() end,
+                case when s = 'pending' and n % 2 = 0 then now() + '7 days' end
+         from (select n, case when n % 100 < 80 then 'success' when n % 100 < 90 then 'retry_pending'
+                              when n % 100 < 95 then 'running' when n % 100 < 99 then 'pending' else 'waiting' end s
+               from generate_series(1, 200000) n) x;
+         insert into task_spec (id, batch_id, name, kind, created_at) select id, batch_id, 'n', 'k', now() from task;
+         insert into outbox (batch_id, trigger, condition, run, action, state, status, next_attempt_at, created_at, updated_at)
+         select gen_random_uuid(), 'end', 'success', 0, '{}', '{}',
+                (case when n % 10 = 0 then 'pending' else 'success' end)::delivery_status, now() + '1 hour', now(), now()
+         from generate_series(1, 50000) n;
+         analyze;",
+    );
+    load.execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    db
+}
+
+async fn plan(db: &Database, query: &str) -> String {
+    let rows = sqlx::query(AssertSqlSafe(format!("explain {query}"))).fetch_all(&db.pool).await.unwrap();
+    rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test]
+async fn every_pick_uses_its_index() {
+    let db = large().await;
+    let picks = [
+        ("task_start_idx", "select id from task where status = 'pending' and not_before is null
+                            order by priority desc, id limit 200 for update skip locked"),
+        ("task_timeout_idx", "select id from task where status in ('claimed', 'running') and timeout_at <= now()
+                              order by timeout_at limit 500 for update skip locked"),
+        ("task_retry_idx", "select id from task where status = 'retry_pending' and next_retry_at <= now()
+                            order by next_retry_at limit 1000 for update skip locked"),
+        ("task_due_idx", "select id from task where status = 'pending' and not_before <= now()
+                          order by not_before limit 1000 for update skip locked"),
+        ("task_timeout_idx", "select min(timeout_at) from task where status in ('claimed', 'running')"),
+        ("task_retry_idx", "select min(next_retry_at) from task where status = 'retry_pending'"),
+        ("task_due_idx", "select min(not_before) from task where status = 'pending' and not_before is not null"),
+        ("outbox_deliver_idx", "select id from outbox where status = 'pending' and next_attempt_at <= now()
+                                order by next_attempt_at, id limit 200 for update skip locked"),
+    ];
+    for (index, query) in picks {
+        let plan = plan(&db, query).await;
+        assert!(plan.contains(index) && !plan.contains("Seq Scan"), "{index}:\n{plan}");
+    }
+    let listed = plan(&db, "select s.id from task_spec s join task t on t.id = s.id where s.kind = 'x' order by s.id desc limit 50").await;
+    assert!(listed.contains("task_spec_kind_idx"), "{listed}");
+    let listed = plan(&db, "select s.id from task_spec s join task t on t.id = s.id order by s.id desc limit 50").await;
+    assert!(!listed.contains("Seq Scan"), "{listed}");
+}
+
+#[tokio::test]
+async fn the_statements_themselves_touch_few_pages() {
+    let db = large().await;
+    let store = db.store(Clock::Database);
+    // What the statements really do, counted by the server: rows read without an index.
+    let scans = "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('task', 'outbox', 'task_spec')";
+    let before = db.number(scans).await;
+    let mut tx = store.begin().await.unwrap();
+    assert_eq!(reprise::store::transitions::claim(&mut tx, 50, std::time::Duration::from_secs(30)).await.unwrap().len(), 50);
+    reprise::store::transitions::release_due(&mut tx, 1000).await.unwrap();
+    reprise::store::lock::timed_out(&mut tx, 500).await.unwrap();
+    tx.rollback().await.unwrap();
+    reprise::store::outbox::lease(&store, 100, std::time::Duration::from_secs(30)).await.unwrap();
+    reprise::store::outbox::next_due(&store).await.unwrap();
+    reprise::store::stats::next_timeout(&store).await.unwrap();
+    reprise::store::stats::next_release(&store).await.unwrap();
+    reprise::store::stats::by_status(&store).await.unwrap();
+    store.close().await;
+    assert_eq!(db.number(scans).await, before, "a table was read whole");
+}

@@ -1,1 +1,145 @@
-//! setup
+//! From nothing to a running service, and back after every kind of end.
+
+use std::path::PathBuf;
+use std::process::Output;
+
+use serde_json::json;
+
+use crate::support::database::admin;
+use crate::support::instance::{Instance, command};
+use crate::support::{Database, eventually};
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        Dir(dir)
+    }
+
+    fn settings(&self) -> [(&str, &str); 3] {
+        [("REPRISE_DATA_DIR", self.0.to_str().unwrap()), ("PORT", "0"), ("RUST_LOG", "warn")]
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn run(settings: &[(&str, &str)], args: &[&str]) -> Output {
+    command(settings).args(args).output().unwrap()
+}
+
+/// It refused with exactly this one line.
+fn refusal(output: &Output) -> String {
+    assert!(!output.status.success());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.contains(" WARN ")).collect();
+    assert_eq!(lines.len(), 1, "{text}");
+    lines[0].to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_of_its_own_survives_every_end() {
+    let dir = Dir::new("own");
+    let first = Instance::spawn(command(&dir.settings()));
+    let ids = first.api.create(&json!([{"name": "a", "kind": "k", "timeout": 3600}, {"name": "b", "kind": "k", "timeout": 3600}])).await;
+    for id in &ids {
+        first.api.wait_for(id, "Running").await;
+    }
+    assert_eq!(first.api.put(&format!("/task/{}", ids[0]), &json!({"new_success": 5})).await.status, 202);
+
+    let second = refusal(&run(&dir.settings(), &[]));
+    assert!(second.contains(dir.0.to_str().unwrap()), "a second start is told why: {second}");
+
+    first.kill();
+    let third = Instance::spawn(command(&dir.settings()));
+    assert_eq!(third.api.task(&ids[0]).await["success"], 5, "after kill -9 of the service");
+    assert_eq!(third.api.succeed(&ids[0]).await.status, 200);
+
+    kill_postgres(&dir);
+    eventually("the database to come back", async || (third.api.get("/ready").await.status == 200).then_some(())).await;
+    assert_eq!(third.api.status(&ids[0]).await, "Success", "after kill -9 of postgres");
+
+    kill_postgres(&dir);
+    third.kill();
+    let fourth = Instance::spawn(command(&dir.settings()));
+    assert_eq!(fourth.api.status(&ids[0]).await, "Success", "after kill -9 of both");
+    assert_eq!(fourth.api.status(&ids[1]).await, "Running");
+    assert!(fourth.terminate().success());
+}
+
+fn kill_postgres(dir: &Dir) {
+    let file = std::fs::read_to_string(dir.0.join("pgdata/postmaster.pid")).unwrap();
+    let pid = file.lines().next().unwrap().parse().unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL).unwrap();
+}
+
+#[test]
+fn a_bad_environment_is_one_clear_line() {
+    let cases: [(&[(&str, &str)], &str); 5] = [
+        (&[("PORT", "http")], "reprise: PORT=http: must be a whole number from 0 to 65535"),
+        (&[("LOG_FORMAT", "xml")], "reprise: LOG_FORMAT=xml: must be text or json"),
+        (&[("AUTO_MIGRATE", "maybe")], "reprise: AUTO_MIGRATE=maybe: must be 0, 1, true or false"),
+        (&[("DATABASE_URL", "nonsense")], "reprise: DATABASE_URL"),
+        (&[("POSTGRES_BIN_DIR", "/nowhere")], "reprise: POSTGRES_BIN_DIR"),
+    ];
+    let dir = Dir::new("bad");
+    for (settings, line) in cases {
+        let all: Vec<(&str, &str)> =
+            dir.settings().into_iter().filter(|(name, _)| *name != "PORT").chain(settings.iter().copied()).collect();
+        let said = refusal(&run(&all, &[]));
+        assert!(said.starts_with(line), "{said}");
+    }
+    let unreachable = refusal(&run(&[("DATABASE_URL", "postgres://localhost:1/x"), ("RUST_LOG", "warn")], &[]));
+    assert!(unreachable.contains("DATABASE_URL"), "{unreachable}");
+}
+
+#[test]
+fn the_port_that_is_taken_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let dir = Dir::new("taken");
+    let settings = [("REPRISE_DATA_DIR", dir.0.to_str().unwrap()), ("PORT", port.as_str()), ("RUST_LOG", "warn")];
+    let said = refusal(&run(&settings, &[]));
+    assert!(said.starts_with(&format!("reprise: PORT={port}")), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn migrations_apart_and_ten_at_once() {
+    let db = Database::new().await;
+    let name = db.url.rsplit('/').next().unwrap().split('?').next().unwrap().to_owned();
+    db.pool.close().await;
+    admin(&format!("drop database {name}")).await;
+    admin(&format!("create database {name}")).await;
+    let url = db.url.clone();
+    let apart = [("DATABASE_URL", url.as_str()), ("AUTO_MIGRATE", "0"), ("PORT", "0"), ("RUST_LOG", "warn")];
+    let said = refusal(&run(&apart, &[]));
+    assert!(said.contains("AUTO_MIGRATE=0") && said.contains("reprise migrate"), "{said}");
+
+    let starts = (0..10).map(|_| {
+        let url = url.clone();
+        tokio::task::spawn_blocking(move || Instance::start(&url, &[("POOL_MAX_SIZE", "3")]))
+    });
+    let instances: Vec<Instance> = futures_util::future::join_all(starts).await.into_iter().map(Result::unwrap).collect();
+    let ids = instances[0].api.create(&json!([{"name": "n", "kind": "k"}])).await;
+    instances[9].api.wait_for(&ids[0], "Running").await;
+    assert!(run(&[("DATABASE_URL", url.as_str())], &["migrate"]).status.success(), "nothing left to do is fine");
+    let apart = Instance::start(&url, &[("AUTO_MIGRATE", "0")]);
+    assert_eq!(apart.api.get("/ready").await.status, 200);
+}
+
+#[test]
+fn help_and_description_need_nothing() {
+    let help = run(&[], &["--help"]);
+    assert!(help.status.success());
+    let text = String::from_utf8_lossy(&help.stdout);
+    for name in ["DATABASE_URL", "WORKER_CLAIM_TIMEOUT_SECS", "RETRY_MAX_DELAY_LIMIT", "LOG_FORMAT", "serve", "migrate", "openapi"] {
+        assert!(text.contains(name), "{name}");
+    }
+    let description = run(&[], &["openapi"]);
+    assert_eq!(String::from_utf8_lossy(&description.stdout), include_str!("../../openapi/openapi.json"));
+}
