@@ -11,6 +11,8 @@ use super::{Api, Problem};
 use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
 
 /// List batches, newest first
+///
+/// With their tasks counted by status.
 #[utoipa::path(
     get, path = "/batches", operation_id = "listBatches", tag = "batches",
     params(
@@ -36,6 +38,8 @@ pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, 
 }
 
 /// Get a batch
+///
+/// With its tasks counted by status and the sums of their counters.
 #[utoipa::path(
     get, path = "/batch/{id}", operation_id = "getBatch", tag = "batches",
     params(("id" = Uuid, Path, description = "The batch")),
@@ -70,6 +74,8 @@ pub async fn stop(State(api): State<Api>, Id(id): Id) -> Result<Json<StoppedBatc
 }
 
 /// Get the graph of a batch
+///
+/// All tasks of the batch, in the order in which they were given, and the links between them.
 #[utoipa::path(
     get, path = "/dag/{batch_id}", operation_id = "getDag", tag = "batches",
     params(("batch_id" = Uuid, Path, description = "The batch")),

@@ -11,6 +11,8 @@ use crate::domain::view::{Delivery, DeliveryStatus};
 use crate::store::query::DeliveryFilter;
 
 /// List notifications, newest first
+///
+/// Those that were delivered, those that are still being tried, and those that were given up.
 #[utoipa::path(
     get, path = "/webhook-deliveries", operation_id = "listWebhookDeliveries", tag = "webhook deliveries",
     params(

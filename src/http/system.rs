@@ -18,6 +18,8 @@ pub struct Health {
 }
 
 /// Is the process alive?
+///
+/// Does not look at the database.
 #[utoipa::path(
     get, path = "/health", operation_id = "health", tag = "system",
     responses((status = 200, description = "It is", body = Health))
@@ -27,6 +29,8 @@ pub async fn health() -> Json<Health> {
 }
 
 /// Can it work?
+///
+/// Asks the database.
 #[utoipa::path(
     get, path = "/ready", operation_id = "ready", tag = "system",
     responses(
@@ -41,6 +45,8 @@ pub async fn ready(State(api): State<Api>) -> Result<Json<Health>, Problem> {
 }
 
 /// Numbers for Prometheus
+///
+/// Without a database it shows what the process itself knows.
 #[utoipa::path(
     get, path = "/metrics", operation_id = "metrics", tag = "system",
     responses((status = 200, description = "Prometheus text format", body = String, content_type = "text/plain"))

@@ -45,6 +45,8 @@ pub async fn create(State(api): State<Api>, Body(body): Body) -> Result<Response
 }
 
 /// List tasks, newest first
+///
+/// Filters are combined: a task has to fit all of them.
 #[utoipa::path(
     get, path = "/task", operation_id = "listTasks", tag = "tasks",
     params(
@@ -90,6 +92,8 @@ pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, 
 }
 
 /// Get a task
+///
+/// With its actions, its retry policy and its last failure.
 #[utoipa::path(
     get, path = "/task/{id}", operation_id = "getTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
@@ -194,6 +198,8 @@ pub async fn cancel(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask
 }
 
 /// Pause a task that is not being executed
+///
+/// Pausing a paused task changes nothing.
 #[utoipa::path(
     patch, path = "/task/pause/{id}", operation_id = "pauseTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
@@ -212,6 +218,8 @@ pub async fn pause(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>
 }
 
 /// Resume a paused task
+///
+/// It goes where it would be by now. Resuming an alive task that is not paused changes nothing.
 #[utoipa::path(
     patch, path = "/task/resume/{id}", operation_id = "resumeTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
