@@ -1,7 +1,7 @@
 //! Puts the service together, runs it, and takes it apart again in the right order: stop claiming, let what is in
 //! flight end, write its results, answer the last requests, close the pool, and only then stop a database of our own.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use axum::serve::ListenerExt;
@@ -43,12 +43,16 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
     };
     let url = given_url(&config).or(embedded.as_ref().map(Embedded::url)).unwrap_or_default();
     let store = Store::new(url, config.database.pool_max_size, Clock::Database)?;
-    let result = match command {
-        Command::Migrate => store.migrate().await,
-        _ => tokio::select! {
-            result = serve(&config, &store, embedded.as_ref(), shutdown) => result,
-            error = failed(embedded.as_ref()) => Err(error),
-        },
+    let work = async {
+        store.check_server().await?;
+        match command {
+            Command::Migrate => store.migrate().await,
+            Command::Serve | Command::Openapi => serve(&config, &store, embedded.as_ref(), shutdown).await,
+        }
+    };
+    let result = tokio::select! {
+        result = work => result,
+        error = failed(embedded.as_ref()) => Err(error),
     };
     // A connection that hangs must not keep the process: the server rolls back what was not committed.
     let _ = tokio::time::timeout(LAST_ANSWERS, store.close()).await;
@@ -94,7 +98,8 @@ async fn serve(
         .await
         .map_err(|error| format!("PORT={}: cannot listen on {wanted}: {error}", config.http.port))?;
     let address = listener.local_addr().map_err(|error| format!("BIND_ADDR={}: {error}", config.http.bind_addr))?;
-    let host_url = config.http.host_url.clone().unwrap_or_else(|| format!("http://{address}"));
+    let local = reachable(address);
+    let host_url = config.http.host_url.clone().unwrap_or_else(|| format!("http://{local}"));
     let client = Client::new(host_url, Duration::from_millis(config.webhook.webhook_timeout_ms))?;
 
     let mut supervisor = Supervisor::default();
@@ -114,7 +119,7 @@ async fn serve(
     let mut server =
         tokio::spawn(axum::serve(listener, http::router(api)).with_graceful_shutdown(stopped).into_future());
     tracing::info!(%address, instance = %store.instance(), "ready");
-    greet(address, embedded);
+    greet(local, embedded);
 
     let result = tokio::select! {
         () = shutdown.cancelled() => Ok(()),
@@ -202,6 +207,16 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     supervisor.spawn("wake-up", wakeup::tell(store.clone(), shutdown.clone()));
     supervisor.spawn("listener", wakeup::listen(store.clone(), shutdown));
     Running { keeper: running_keeper, deliveries }
+}
+
+/// "Every address" is nothing one can call.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
 }
 
 fn greet(address: SocketAddr, embedded: Option<&Embedded>) {

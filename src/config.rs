@@ -163,7 +163,7 @@ pub struct Log {
     #[arg(long, env = "LOG_FORMAT", global = true, default_value = "text", value_parser = parsed::<LogFormat>("text or json"), value_name = "FORMAT")]
     pub log_format: LogFormat,
     /// What is logged, as tracing filters say it
-    #[arg(long, env = "RUST_LOG", global = true, default_value = "info", value_parser = parsed::<Filter>("a tracing filter such as info or reprise=debug"), value_name = "FILTER")]
+    #[arg(long, env = "RUST_LOG", global = true, default_value = "info,sqlx=warn", value_parser = parsed::<Filter>("a tracing filter such as info or reprise=debug"), value_name = "FILTER")]
     pub rust_log: Filter,
 }
 
@@ -216,6 +216,12 @@ impl Config {
         if !self.http.bind_addr.is_loopback() {
             warnings.push(format!(
                 "BIND_ADDR={}: the API has no authentication and can be reached from the network",
+                self.http.bind_addr
+            ));
+        }
+        if self.http.bind_addr.is_unspecified() && self.http.host_url.is_none() {
+            warnings.push(format!(
+                "BIND_ADDR={} without HOST_URL: workers are told to report to the loopback address",
                 self.http.bind_addr
             ));
         }

@@ -72,7 +72,7 @@ impl Wake {
                 return notify.notified().await;
             }
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Waits until there is something to tell the other instances, and takes it.

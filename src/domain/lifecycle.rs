@@ -284,6 +284,7 @@ fn need(condition: bool) -> Result<(), Refused> {
     if condition { Ok(()) } else { Err(Refused) }
 }
 
+#[allow(clippy::unnecessary_wraps, reason = "it ends every branch of a decision")]
 fn change(before: &Task, after: Task, cause: Cause, attempt: Option<Attempt>) -> Decision {
     let notice = match after.status.outcome() {
         Some(Outcome::Success) => Some(Notice::Success),
@@ -351,21 +352,19 @@ fn reported(task: &Task, report: &Report, moment: Moment) -> Decision {
         (Status::Pending, _) => need(report.run == Some(task.run) && task.claimed_run == Some(task.run))?,
         _ => return Err(Refused),
     }
-    match &report.result {
-        Err(failure) => fail(task, failure, Cause::Report, moment),
-        Ok(()) => {
-            let mut after = task.clone();
-            end(&mut after, Status::Success, moment.now);
-            after.failure_type = None;
-            after.failure_reason = None;
-            let record = Attempt {
-                outcome: AttemptOutcome::Success,
-                reason: "the worker reported success".into(),
-                ..record(task, Cause::Report, moment.now)
-            };
-            change(task, after, Cause::Report, Some(record))
-        }
+    if let Err(failure) = &report.result {
+        return fail(task, failure, Cause::Report, moment);
     }
+    let mut after = task.clone();
+    end(&mut after, Status::Success, moment.now);
+    after.failure_type = None;
+    after.failure_reason = None;
+    let record = Attempt {
+        outcome: AttemptOutcome::Success,
+        reason: "the worker reported success".into(),
+        ..record(task, Cause::Report, moment.now)
+    };
+    change(task, after, Cause::Report, Some(record))
 }
 
 fn fail(task: &Task, failure: &Failure, cause: Cause, moment: Moment) -> Decision {

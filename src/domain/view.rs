@@ -1,5 +1,7 @@
 //! The shapes in which the API shows things. Filled by the store, serialized at the edge.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -26,6 +28,10 @@ impl From<DateTime<Utc>> for Timestamp {
         Timestamp(at)
     }
 }
+
+/// Anything the caller wants to keep with it.
+#[derive(Debug, ToSchema)]
+pub struct Metadata(#[allow(dead_code, reason = "only its shape is used")] BTreeMap<String, Value>);
 
 /// A task in lists.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -62,7 +68,7 @@ pub struct WholeTask {
     pub basic: BasicTask,
     /// Seconds without a sign of life after which it times out.
     pub timeout: i32,
-    #[schema(value_type = Object)]
+    #[schema(value_type = Metadata)]
     pub metadata: Value,
     pub actions: Actions,
     pub last_updated: Timestamp,
@@ -104,7 +110,7 @@ pub struct BatchSummary {
     pub kinds: Vec<String>,
     #[schema(required)]
     pub scope: Option<String>,
-    #[schema(value_type = Object)]
+    #[schema(value_type = Metadata)]
     pub metadata: Value,
 }
 
@@ -120,7 +126,7 @@ pub struct Batch {
     pub status_counts: StatusCounts,
     #[schema(required)]
     pub scope: Option<String>,
-    #[schema(value_type = Object)]
+    #[schema(value_type = Metadata)]
     pub metadata: Value,
     pub created_at: Timestamp,
     #[schema(required)]

@@ -22,7 +22,7 @@ use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
     ),
     responses(
         (status = 200, description = "The batches", body = Vec<BatchSummary>,
-         headers(("X-Next-Cursor" = Option<Uuid>, description = "There is more: the cursor of the next page"))),
+         headers(("X-Next-Cursor" = Uuid, description = "There is more: the cursor of the next page"))),
         (status = 400, description = "A malformed parameter", body = Problem,
          content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,

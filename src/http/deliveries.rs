@@ -25,7 +25,7 @@ use crate::store::query::DeliveryFilter;
     ),
     responses(
         (status = 200, description = "The notifications", body = Vec<Delivery>,
-         headers(("X-Next-Cursor" = Option<i64>, description = "There is more: the cursor of the next page"))),
+         headers(("X-Next-Cursor" = i64, description = "There is more: the cursor of the next page"))),
         (status = 400, description = "A malformed filter", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::domain::retry::{FailureType, Strategy, Trigger};
+use crate::domain::retry::{Strategy, Trigger};
+use crate::domain::view::Metadata;
 use crate::domain::webhook::Action;
 
 /// A batch: the tasks alone, or with what concerns them together.
@@ -25,7 +26,7 @@ pub struct NewBatch {
     pub on_batch_complete: Option<Vec<Action>>,
     #[schema(min_length = 1, max_length = 255)]
     pub scope: Option<String>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Metadata>)]
     pub metadata: Option<Value>,
 }
 
@@ -43,7 +44,7 @@ pub struct NewTask {
     #[schema(minimum = 1, maximum = 86400, default = 60)]
     pub timeout: Option<i32>,
     /// At most 64 KiB.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Metadata>)]
     pub metadata: Option<Value>,
     /// Higher first.
     #[schema(minimum = -1000, maximum = 1000, default = 0)]
@@ -100,9 +101,9 @@ pub struct TaskPatch {
     /// Required with Failure.
     #[schema(min_length = 1, max_length = 65536)]
     pub failure_reason: Option<String>,
-    pub failure_type: Option<FailureType>,
+    pub failure_type: Option<ReportedFailureType>,
     /// Merged into what is there.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Metadata>)]
     pub metadata: Option<Value>,
     #[schema(minimum = 0)]
     pub new_success: Option<i32>,
@@ -121,6 +122,18 @@ pub struct TaskPatch {
 pub enum ReportedStatus {
     Success,
     Failure,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReportedFailureType {
+    RateLimit,
+    NetworkError,
+    Timeout,
+    ValidationError,
+    AuthenticationError,
+    ServerError,
+    Unknown,
 }
 
 /// A sign of life, with what to add to the counters.

@@ -116,7 +116,7 @@ async fn send(client: &Client, delivery: &Leased, settings: &Settings) -> Sent {
     if let Some(error) = &error {
         let exhausted = again_in.is_none();
         let (id, attempts) = (delivery.id, delivery.attempts);
-        tracing::warn!(delivery.id = id, task.id = ?delivery.task_id, batch.id = %delivery.batch_id, attempts, exhausted,
+        tracing::warn!(delivery.id = id, task.id = delivery.task_id.map(tracing::field::display), batch.id = %delivery.batch_id, attempts, exhausted,
             error, "notification not delivered");
     }
     Sent { id: delivery.id, attempts: delivery.attempts, status, error, again_in }
@@ -150,6 +150,10 @@ impl Marks {
         }
         let mut wait = Duration::from_millis(50);
         while let Err(error) = outbox::mark(&self.store, &sent).await {
+            if !error.is_unavailable() {
+                tracing::error!(%error, results = count, "results of notifications are lost: they will be sent again");
+                break;
+            }
             tracing::warn!(%error, results = count, "results of notifications are not written yet");
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_secs(2));

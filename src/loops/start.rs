@@ -106,10 +106,11 @@ impl Start {
         .await
     }
 
-    fn call(&self, claimed: Claimed, action: Action) {
+    fn call(&self, claimed: &Claimed, action: Action) {
         self.held.take(claimed.id, claimed.run);
         let (calls, held, client, results) =
             (Arc::clone(&self.calls), self.held.clone(), self.client.clone(), self.results.clone());
+        let claimed = claimed.clone();
         self.tracker.spawn(async move {
             let Ok(_permit) = calls.acquire().await else { return };
             if !held.about_to_call(claimed.id, claimed.run) {
@@ -163,7 +164,7 @@ impl Loop for Start {
             // In the order of the queue, as far as one can speak of it with many at once.
             for (id, action) in actions {
                 if let Some(claimed) = by_id.remove(&id) {
-                    self.call(claimed, action);
+                    self.call(&claimed, action);
                 }
             }
         }
@@ -190,16 +191,32 @@ impl Results {
         if self.incoming.recv_many(&mut answers, APPLY_LIMIT).await == 0 {
             return false;
         }
+        self.write(&answers).await;
+        self.held.done(&answers);
+        self.store.wake().here(Hints::START);
+        true
+    }
+}
+
+impl Results {
+    /// Stays at it while the database is away. If it refuses, each answer stands for itself: one that cannot be
+    /// written must not keep the others, and its task comes back when its lease ends.
+    async fn write(&self, answers: &[Answered]) {
         let mut wait = Duration::from_millis(50);
-        while let Err(error) = retrying(|| write(&self.store, &answers)).await {
-            // The database is away, or the leases are lost by now and others do the work: both end in time.
+        while let Err(error) = retrying(|| write(&self.store, answers)).await {
+            if !error.is_unavailable() {
+                tracing::error!(%error, answers = answers.len(), "answers to on_start cannot be written together");
+                for one in answers {
+                    if let Err(error) = retrying(|| write(&self.store, std::slice::from_ref(one))).await {
+                        tracing::error!(task.id = %one.id, %error, "an answer to on_start is lost");
+                    }
+                }
+                return;
+            }
             tracing::warn!(%error, answers = answers.len(), "answers to on_start are not written yet");
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_secs(2));
         }
-        self.held.done(&answers);
-        self.store.wake().here(Hints::START);
-        true
     }
 }
 

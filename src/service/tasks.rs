@@ -115,9 +115,9 @@ impl Service {
         let done = retrying(|| async {
             let mut tx = self.store.begin().await?;
             let locked = lock::by_ids(&mut tx, &[id]).await?;
-            let Some(task) = locked.tasks.first() else { return Ok(Done::Missing) };
+            let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
             match lifecycle::decide(task, event, locked.moment) {
-                Err(_) => return Ok(Done::Refused(Box::new(task.clone()))),
+                Err(_) => return refuse(tx, Done::Refused(Box::new(task.clone()))).await,
                 Ok(None) => {}
                 Ok(Some(transition)) => transitions::apply(&mut tx, &[transition], locked.moment).await?,
             }
@@ -130,8 +130,8 @@ impl Service {
     async fn patch_once(&self, id: Uuid, patch: &Patch) -> store::Result<Done> {
         let mut tx = self.store.begin().await?;
         let locked = lock::by_ids(&mut tx, &[id]).await?;
-        let Some(task) = locked.tasks.first() else { return Ok(Done::Missing) };
-        let refused = || Ok(Done::Refused(Box::new(task.clone())));
+        let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
+        let refused = || Done::Refused(Box::new(task.clone()));
         let mut transition = None;
         if let Some(result) = &patch.result {
             let report = Report { run: patch.run, result: result.clone() };
@@ -142,13 +142,13 @@ impl Service {
                     let about = report.run.unwrap_or(task.run - 1);
                     let recorded = attempts::recorded(&mut tx, id, about).await?;
                     if !lifecycle::repeats(task, &report, recorded) {
-                        return refused();
+                        return refuse(tx, refused()).await;
                     }
                     return finish(tx, id).await;
                 }
             }
         } else if task.status.is_terminal() || patch.run.is_some_and(|run| run != task.run) {
-            return refused();
+            return refuse(tx, refused()).await;
         }
         let sign = Sign {
             id,
@@ -162,7 +162,7 @@ impl Service {
         if let Some(metadata) = &patch.metadata {
             let size = progress::merge_metadata(&mut tx, id, metadata).await?;
             if size > self.metadata_bytes {
-                return Ok(Done::TooLarge(size));
+                return refuse(tx, Done::TooLarge(size)).await;
             }
         }
         if let Some(transition) = transition {
@@ -191,10 +191,15 @@ async fn finish(mut tx: Tx, id: Uuid) -> store::Result<Done> {
     Ok(task.map_or(Done::Missing, |task| Done::Task(Box::new(task))))
 }
 
+async fn refuse(tx: Tx, why: Done) -> store::Result<Done> {
+    tx.rollback().await?;
+    Ok(why)
+}
+
 fn conflict(status: crate::domain::status::Status, current: i32, run: Option<i32>) -> Error {
     let detail = match run {
         Some(run) if run != current => {
-            format!("run {run} is over: the task is {status:?}, its current run is {current}")
+            format!("run {run} is not the current one: the task is {status:?} and at run {current}")
         }
         _ => format!("not possible while the task is {status:?}"),
     };

@@ -7,6 +7,7 @@ use uuid::Uuid;
 use super::{Error, Result, Tx};
 use crate::domain::new_task::{NewBatch, NewTask};
 use crate::domain::status::Status;
+use crate::wake::Hints;
 
 /// A stored batch: its id, the ids of its tasks in their order, and when it came into being.
 pub struct Created {
@@ -28,6 +29,9 @@ pub async fn batch(tx: &mut Tx, batch: &NewBatch) -> Result<Created> {
         if count > 0 {
             tx.total(status, i64::try_from(count).unwrap_or(i64::MAX));
         }
+    }
+    if batch.tasks.iter().any(|t| t.run_at.is_some()) {
+        tx.hint(Hints::RETRY);
     }
     tx.count("reprise_tasks_created_total", None, ids.len() as u64);
     Ok(Created { batch_id, ids, created_at })

@@ -25,6 +25,10 @@ impl Error {
         matches!(self, Error::Transient(_) | Error::Guard { .. })
     }
 
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Error::Unavailable(_))
+    }
+
     pub fn corrupt(what: impl std::fmt::Display) -> Error {
         Error::Corrupt(what.to_string())
     }
@@ -33,7 +37,8 @@ impl Error {
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Error {
         use sqlx::Error as E;
-        let code = error.as_database_error().and_then(|e| e.code()).unwrap_or_default().into_owned();
+        let code =
+            error.as_database_error().and_then(sqlx::error::DatabaseError::code).unwrap_or_default().into_owned();
         match &error {
             E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => {
                 Error::Unavailable(error)

@@ -1,23 +1,40 @@
 //! Brings the tables up to date. PostgreSQL's advisory lock lets any number of instances start at once.
 
-use sqlx::migrate::Migrator;
+use std::time::Duration;
 
-use super::{Error, Result, Store};
+use sqlx::migrate::Migrator;
+use sqlx::{Connection, PgConnection};
+
+use super::{Result, Store};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
 /// The oldest server whose SQL this is written for.
 const OLDEST_SERVER: i32 = 140_000;
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Store {
-    pub async fn migrate(&self) -> Result<(), String> {
+    /// Can the server be reached, and is it new enough? Asked without the pool, whose patience would hide the cause.
+    pub async fn check_server(&self) -> Result<(), String> {
+        let options = self.pool.connect_options();
+        let connect = tokio::time::timeout(PATIENCE, PgConnection::connect_with(&options));
+        let cannot = |why: String| format!("DATABASE_URL: cannot connect to PostgreSQL: {why}");
+        let mut connection = match connect.await {
+            Ok(connected) => connected.map_err(|error| cannot(error.to_string()))?,
+            Err(_) => return Err(cannot(format!("no answer after {} s", PATIENCE.as_secs()))),
+        };
         let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int")
-            .fetch_one(&self.pool)
+            .fetch_one(&mut connection)
             .await
-            .map_err(|error| Error::from(error).to_string())?;
+            .map_err(|error| cannot(error.to_string()))?;
+        let _ = connection.close().await;
         if version < OLDEST_SERVER {
-            return Err(format!("PostgreSQL {} is too old: 14 or newer is needed", version / 10_000));
+            return Err(format!("DATABASE_URL: PostgreSQL {} is too old, 14 or newer is needed", version / 10_000));
         }
+        Ok(())
+    }
+
+    pub async fn migrate(&self) -> Result<(), String> {
         MIGRATIONS.run(&self.pool).await.map_err(|error| format!("migrating the database failed: {error}"))
     }
 

@@ -111,7 +111,8 @@ pub async fn keep_cancel_actions(tx: &mut Tx, actions: &[(Uuid, i32, Action)]) -
         .collect::<Result<Vec<_>>>()?;
     sqlx::query!(
         "insert into cancel_action (task_id, run, action) select * from unnest($1::uuid[], $2::int[], $3::text[])
-         on conflict (task_id) do update set run = excluded.run, action = excluded.action",
+         on conflict (task_id) do update set run = excluded.run, action = excluded.action
+             where excluded.run >= cancel_action.run",
         &ids,
         &runs,
         &texts,
@@ -119,15 +120,19 @@ pub async fn keep_cancel_actions(tx: &mut Tx, actions: &[(Uuid, i32, Action)]) -
     .execute(tx.conn())
     .await?;
     let late = sqlx::query!(
-        "insert into outbox (task_id, batch_id, trigger, condition, run, action, state, next_attempt_at,
+        r#"insert into outbox (task_id, batch_id, trigger, condition, run, action, state, next_attempt_at,
                              created_at, updated_at)
          select t.id, t.batch_id, 'cancel', 'success', t.run, u.action,
                 json_build_object('task_id', t.id, 'batch_id', t.batch_id, 'status', 'Canceled', 'trigger', 'cancel',
-                                  'attempt', t.attempt, 'run', t.run, 'will_retry', false)::text,
+                                  'attempt', t.attempt, 'run', t.run, 'max_retries', s.retry::json -> 'max_retries',
+                                  'will_retry', false, 'next_retry_at', null, 'failure_type', t.failure_type,
+                                  'failure_reason', t.failure_reason, 'ended_at',
+                                  to_char(t.ended_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))::text,
                 coalesce($4, now()), coalesce($4, now()), coalesce($4, now())
          from unnest($1::uuid[], $2::int[], $3::text[]) u(id, run, action)
          join task t on t.id = u.id and t.run = u.run and t.status = 'canceled'
-         where not exists (select from outbox o where o.task_id = t.id and o.trigger = 'cancel' and o.run = t.run)",
+         join task_spec s on s.id = t.id
+         where not exists (select from outbox o where o.task_id = t.id and o.trigger = 'cancel' and o.run = t.run)"#,
         &ids,
         &runs,
         &texts,

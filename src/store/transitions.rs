@@ -11,7 +11,7 @@ use super::lock::{self, read_status};
 use super::{Error, Result, Tx, attempts, outbox};
 use crate::domain::graph::{self, Edge};
 use crate::domain::lifecycle::{AttemptOutcome, Cause, Moment, Settled, Transition};
-use crate::domain::retry::Trigger;
+use crate::domain::retry::{FailureType, Trigger};
 use crate::domain::status::Status;
 use crate::domain::task::Flags;
 use crate::wake::Hints;
@@ -113,7 +113,7 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
         column!(t => t.task().next_retry_at) as &[Option<DateTime<Utc>>],
         column!(t => t.task().started_at) as &[Option<DateTime<Utc>>],
         column!(t => t.task().ended_at) as &[Option<DateTime<Utc>>],
-        column!(t => t.task().failure_type.map(|f| f.as_str())) as &[Option<&str>],
+        column!(t => t.task().failure_type.map(FailureType::as_str)) as &[Option<&str>],
         column!(t => t.task().failure_reason.as_deref()) as &[Option<&str>],
         now,
     )

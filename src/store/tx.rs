@@ -3,18 +3,22 @@
 //! and after the commit the wake-ups and the metrics. Nobody can forget one of them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::DerefMut;
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, Postgres, Transaction};
+use sqlx::pool::PoolConnection;
+use sqlx::{PgConnection, Postgres};
 use uuid::Uuid;
 
 use super::{Result, Store, outbox};
 use crate::domain::status::Status;
 use crate::wake::Hints;
 
+/// Ends by [`Tx::commit`] or [`Tx::rollback`]. One that is dropped instead, because its request was broken off or a
+/// statement failed, takes its connection with it: the server then rolls back. (A transaction of the library's own
+/// goes back to the pool still open when it is dropped while it begins.)
 pub struct Tx {
-    inner: Transaction<'static, Postgres>,
+    connection: PoolConnection<Postgres>,
+    ended: bool,
     pub(super) store: Store,
     changes: Changes,
 }
@@ -24,9 +28,15 @@ struct Changes {
     batches: BTreeMap<Uuid, [i32; 9]>,
     total: [i64; 9],
     moves: HashMap<(Status, Status), u64>,
-    counters: Vec<(&'static str, Option<(&'static str, String)>, u64)>,
+    counters: Vec<Counted>,
     hints: Hints,
     now: Option<DateTime<Utc>>,
+}
+
+struct Counted {
+    name: &'static str,
+    label: Option<(&'static str, String)>,
+    n: u64,
 }
 
 impl Store {
@@ -40,14 +50,21 @@ impl Store {
     }
 
     async fn begin_with(&self, statement: &'static str) -> Result<Tx> {
-        let inner = self.pool.begin_with(statement).await?;
-        Ok(Tx { inner, store: self.clone(), changes: Changes::default() })
+        let connection = self.pool.acquire().await?;
+        let mut tx = Tx { connection, ended: false, store: self.clone(), changes: Changes::default() };
+        tx.simple(statement).await?;
+        Ok(tx)
     }
 }
 
 impl Tx {
     pub(super) fn conn(&mut self) -> &mut PgConnection {
-        self.inner.deref_mut()
+        &mut self.connection
+    }
+
+    async fn simple(&mut self, statement: &'static str) -> Result<()> {
+        sqlx::raw_sql(statement).execute(self.conn()).await?;
+        Ok(())
     }
 
     /// A task has gone from one status to another.
@@ -83,7 +100,7 @@ impl Tx {
 
     /// A metric that counts only if the transaction takes effect.
     pub(super) fn count(&mut self, name: &'static str, label: Option<(&'static str, String)>, n: u64) {
-        self.changes.counters.push((name, label, n));
+        self.changes.counters.push(Counted { name, label, n });
     }
 
     pub async fn commit(mut self) -> Result<()> {
@@ -96,13 +113,15 @@ impl Tx {
                 outbox::complete_batches(&mut self, &finished).await?;
             }
         }
-        self.inner.commit().await?;
-        self.store.wake.everyone(self.changes.hints);
-        for ((from, to), n) in self.changes.moves {
+        self.simple("commit").await?;
+        self.ended = true;
+        let changes = std::mem::take(&mut self.changes);
+        self.store.wake.everyone(changes.hints);
+        for ((from, to), n) in changes.moves {
             let labels = [("from", from.as_str()), ("to", to.as_str())];
             metrics::counter!("reprise_transitions_total", &labels).increment(n);
         }
-        for (name, label, n) in self.changes.counters {
+        for Counted { name, label, n } in changes.counters {
             match label {
                 Some((key, value)) => metrics::counter!(name, key => value).increment(n),
                 None => metrics::counter!(name).increment(n),
@@ -111,8 +130,10 @@ impl Tx {
         Ok(())
     }
 
-    pub async fn rollback(self) -> Result<()> {
-        Ok(self.inner.rollback().await?)
+    pub async fn rollback(mut self) -> Result<()> {
+        self.simple("rollback").await?;
+        self.ended = true;
+        Ok(())
     }
 
     /// Adds up the deltas per batch; answers which batches have nothing alive any more.
@@ -181,5 +202,13 @@ impl Tx {
         .execute(self.conn())
         .await?;
         Ok(())
+    }
+}
+
+impl Drop for Tx {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.connection.close_on_drop();
+        }
     }
 }

@@ -40,7 +40,8 @@ async fn a_parent_that_will_be_retried_never_moves_a_child() {
     let tasks: Vec<Value> = (0..60)
         .flat_map(|i| {
             let (a, b) = (format!("a{i}"), format!("b{i}"));
-            let child = json!({"name": "c", "kind": "k", "dependencies": [{"id": a}, {"id": b, "requires_success": false}]});
+            let child =
+                json!({"name": "c", "kind": "k", "dependencies": [{"id": a}, {"id": b, "requires_success": false}]});
             [
                 json!({"id": a, "name": "a", "kind": "k", "timeout": 10, "retry": retry}),
                 json!({"id": b, "name": "b", "kind": "k"}),
@@ -116,7 +117,14 @@ async fn everybody_at_everything_and_the_books_balance() {
     // Let go of what is paused, report the rest, and see that the batch can end.
     let batch = instances[0].api.task(&ids[0]).await["batch_id"].as_str().unwrap().to_owned();
     eventually("the batch to end", async || {
-        for task in instances[0].api.get(&format!("/task?batch_id={batch}&status=paused,running&page_size=100")).await.body.as_array().unwrap() {
+        for task in instances[0]
+            .api
+            .get(&format!("/task?batch_id={batch}&status=paused,running&page_size=100"))
+            .await
+            .body
+            .as_array()
+            .unwrap()
+        {
             let id = task["id"].as_str().unwrap();
             instances[1].api.patch(&format!("/task/resume/{id}"), &json!({})).await;
             instances[1].api.succeed(id).await;
@@ -133,7 +141,8 @@ async fn a_wake_up_reaches_the_other_instance() {
     // Neither would look by itself for an hour.
     let lazy = [("WORKER_LOOP_INTERVAL_MS", "3600000"), ("RETRY_LOOP_INTERVAL_MS", "3600000")];
     let idle = Instance::start(&db.url, &lazy);
-    let f = Fixture::on(Database { url: db.url.clone(), pool: sqlx::PgPool::connect_lazy(&db.url).unwrap() }, &[]).await;
+    let f =
+        Fixture::on(Database { url: db.url.clone(), pool: sqlx::PgPool::connect_lazy(&db.url).unwrap() }, &[]).await;
     let token = tokio_util::sync::CancellationToken::new();
     let teller = tokio::spawn(reprise::loops::wakeup::tell(f.store.clone(), token.clone()));
     // Created by an instance that has no loops: only the other one can start it. It may not be listening yet.

@@ -110,8 +110,9 @@ async fn reports_before_the_answer_end_the_task() {
             Reply::status(answer.status.as_u16())
         }
     });
-    let tasks: Vec<Value> =
-        (0..300).map(|_| json!({"name": "n", "kind": "k", "timeout": 1, "on_start": receiver.action("/start")})).collect();
+    let tasks: Vec<Value> = (0..300)
+        .map(|_| json!({"name": "n", "kind": "k", "timeout": 1, "on_start": receiver.action("/start")}))
+        .collect();
     instance.api.create(&json!(tasks)).await;
     eventually("all to succeed", async || {
         assert_eq!(instance.api.get("/ready").await.status, 200);
@@ -139,7 +140,8 @@ async fn what_was_acknowledged_survives_a_kill() {
         tokio::spawn(async move {
             let (mut added, mut created) = (0i64, Vec::new());
             loop {
-                let put = api.send(reqwest::Method::PUT, &format!("/task/{id}"), Some("{\"new_success\": 1}".into())).await;
+                let put =
+                    api.send(reqwest::Method::PUT, &format!("/task/{id}"), Some("{\"new_success\": 1}".into())).await;
                 match put {
                     Ok(answer) if answer.status == 202 => added += 1,
                     Ok(answer) => panic!("{}", answer.body),
@@ -159,7 +161,10 @@ async fn what_was_acknowledged_survives_a_kill() {
     let reporter = tokio::spawn(async move {
         let mut reported = Vec::new();
         for id in list {
-            match api.send(reqwest::Method::PATCH, &format!("/task/{id}"), Some("{\"status\": \"Success\"}".into())).await {
+            match api
+                .send(reqwest::Method::PATCH, &format!("/task/{id}"), Some("{\"status\": \"Success\"}".into()))
+                .await
+            {
                 Ok(answer) if answer.status == 200 => reported.push(id),
                 Ok(answer) => panic!("{}", answer.body),
                 Err(_) => break,
@@ -168,7 +173,9 @@ async fn what_was_acknowledged_survives_a_kill() {
         reported
     });
     eventually("some work to be done", async || {
-        (db.number("select coalesce(sum(success), 0)::bigint from task").await > 100 && count(&db, "success").await > 20).then_some(())
+        (db.number("select coalesce(sum(success), 0)::bigint from task").await > 100
+            && count(&db, "success").await > 20)
+            .then_some(())
     })
     .await;
     first.kill();
@@ -195,7 +202,8 @@ async fn the_claims_of_a_killed_instance_are_taken_over() {
     receiver.answer(Reply::slow(Duration::from_secs(3600)));
     let settings = [("WORKER_CLAIM_TIMEOUT_SECS", "2"), ("WORKER_LOOP_INTERVAL_MS", "50")];
     let first = Instance::start(&db.url, &settings);
-    let tasks: Vec<Value> = (0..20).map(|_| json!({"name": "n", "kind": "k", "on_start": receiver.action("/start")})).collect();
+    let tasks: Vec<Value> =
+        (0..20).map(|_| json!({"name": "n", "kind": "k", "on_start": receiver.action("/start")})).collect();
     let ids = first.api.create(&json!(tasks)).await;
     eventually("all to be called", async || (receiver.keys().len() == 20).then_some(())).await;
     first.kill();
@@ -208,7 +216,11 @@ async fn the_claims_of_a_killed_instance_are_taken_over() {
     }
     let keys = receiver.keys();
     assert_eq!(keys.len(), 40);
-    assert_eq!(keys[..20].iter().collect::<HashSet<_>>(), keys[20..].iter().collect::<HashSet<_>>(), "the same keys again");
+    assert_eq!(
+        keys[..20].iter().collect::<HashSet<_>>(),
+        keys[20..].iter().collect::<HashSet<_>>(),
+        "the same keys again"
+    );
     db.assert_books_balance().await;
 }
 
@@ -218,7 +230,9 @@ async fn clients_that_hang_up_leave_nothing_half_done() {
     let instance = Instance::start(&db.url, &[("POOL_MAX_SIZE", "4")]);
     let mut tasks = vec![json!({"id": "p", "name": "p", "kind": "k"})];
     tasks.extend((0..300).map(|_| json!({"name": "n", "kind": "k"})));
-    tasks.extend((0..300).map(|i| json!({"id": format!("c{i}"), "name": "c", "kind": "k", "dependencies": [{"id": "p"}]})));
+    tasks.extend(
+        (0..300).map(|i| json!({"id": format!("c{i}"), "name": "c", "kind": "k", "dependencies": [{"id": "p"}]})),
+    );
     let ids = instance.api.create(&json!(tasks)).await;
     eventually("all to run", async || (count(&db, "running").await == 301).then_some(())).await;
     let address = instance.api.base().strip_prefix("http://").unwrap().to_owned();
@@ -266,7 +280,8 @@ async fn a_shutdown_in_good_order() {
     let receiver = Receiver::start().await;
     receiver.answer(Reply::slow(Duration::from_millis(300)));
     let instance = Instance::start(&db.url, &[("WEBHOOK_CONCURRENCY", "10")]);
-    let tasks: Vec<Value> = (0..100).map(|_| json!({"name": "n", "kind": "k", "on_start": receiver.action("/start")})).collect();
+    let tasks: Vec<Value> =
+        (0..100).map(|_| json!({"name": "n", "kind": "k", "on_start": receiver.action("/start")})).collect();
     instance.api.create(&json!(tasks)).await;
     eventually("some calls", async || (receiver.keys().len() >= 10).then_some(())).await;
     assert!(instance.terminate().success(), "exit code 0");

@@ -42,25 +42,44 @@ async fn plan(db: &Database, query: &str) -> String {
 async fn every_pick_uses_its_index() {
     let db = large().await;
     let picks = [
-        ("task_start_idx", "select id from task where status = 'pending' and not_before is null
-                            order by priority desc, id limit 200 for update skip locked"),
-        ("task_timeout_idx", "select id from task where status in ('claimed', 'running') and timeout_at <= now()
-                              order by timeout_at limit 500 for update skip locked"),
-        ("task_retry_idx", "select id from task where status = 'retry_pending' and next_retry_at <= now()
-                            order by next_retry_at limit 1000 for update skip locked"),
-        ("task_due_idx", "select id from task where status = 'pending' and not_before <= now()
-                          order by not_before limit 1000 for update skip locked"),
+        (
+            "task_start_idx",
+            "select id from task where status = 'pending' and not_before is null
+                            order by priority desc, id limit 200 for update skip locked",
+        ),
+        (
+            "task_timeout_idx",
+            "select id from task where status in ('claimed', 'running') and timeout_at <= now()
+                              order by timeout_at limit 500 for update skip locked",
+        ),
+        (
+            "task_retry_idx",
+            "select id from task where status = 'retry_pending' and next_retry_at <= now()
+                            order by next_retry_at limit 1000 for update skip locked",
+        ),
+        (
+            "task_due_idx",
+            "select id from task where status = 'pending' and not_before <= now()
+                          order by not_before limit 1000 for update skip locked",
+        ),
         ("task_timeout_idx", "select min(timeout_at) from task where status in ('claimed', 'running')"),
         ("task_retry_idx", "select min(next_retry_at) from task where status = 'retry_pending'"),
         ("task_due_idx", "select min(not_before) from task where status = 'pending' and not_before is not null"),
-        ("outbox_deliver_idx", "select id from outbox where status = 'pending' and next_attempt_at <= now()
-                                order by next_attempt_at, id limit 200 for update skip locked"),
+        (
+            "outbox_deliver_idx",
+            "select id from outbox where status = 'pending' and next_attempt_at <= now()
+                                order by next_attempt_at, id limit 200 for update skip locked",
+        ),
     ];
     for (index, query) in picks {
         let plan = plan(&db, query).await;
         assert!(plan.contains(index) && !plan.contains("Seq Scan"), "{index}:\n{plan}");
     }
-    let listed = plan(&db, "select s.id from task_spec s join task t on t.id = s.id where s.kind = 'x' order by s.id desc limit 50").await;
+    let listed = plan(
+        &db,
+        "select s.id from task_spec s join task t on t.id = s.id where s.kind = 'x' order by s.id desc limit 50",
+    )
+    .await;
     assert!(listed.contains("task_spec_kind_idx"), "{listed}");
     let listed = plan(&db, "select s.id from task_spec s join task t on t.id = s.id order by s.id desc limit 50").await;
     assert!(!listed.contains("Seq Scan"), "{listed}");
@@ -74,7 +93,10 @@ async fn the_statements_themselves_touch_few_pages() {
     let scans = "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('task', 'outbox', 'task_spec')";
     let before = db.number(scans).await;
     let mut tx = store.begin().await.unwrap();
-    assert_eq!(reprise::store::transitions::claim(&mut tx, 50, std::time::Duration::from_secs(30)).await.unwrap().len(), 50);
+    assert_eq!(
+        reprise::store::transitions::claim(&mut tx, 50, std::time::Duration::from_secs(30)).await.unwrap().len(),
+        50
+    );
     reprise::store::transitions::release_due(&mut tx, 1000).await.unwrap();
     reprise::store::lock::timed_out(&mut tx, 500).await.unwrap();
     tx.rollback().await.unwrap();

@@ -133,9 +133,9 @@ async fn a_failed_on_start_is_retried_with_a_new_key() {
     assert_eq!(f.api.status(&ids[0]).await, "Running");
     let id = &ids[0];
     assert_eq!(receiver.keys(), [format!("{id}:start:success:0"), format!("{id}:start:success:1")]);
-    let received = receiver.received();
-    assert_eq!((received[0].header("x-task-attempt"), received[1].header("x-task-attempt")), ("0", "1"));
-    assert!(received[1].handle.as_ref().unwrap().ends_with(&format!("/task/{id}?run=1")));
+    let calls = receiver.received();
+    assert_eq!((calls[0].header("x-task-attempt"), calls[1].header("x-task-attempt")), ("0", "1"));
+    assert!(calls[1].handle.as_ref().unwrap().ends_with(&format!("/task/{id}?run=1")));
 }
 
 #[tokio::test]

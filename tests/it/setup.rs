@@ -46,7 +46,10 @@ fn refusal(output: &Output) -> String {
 async fn a_postgres_of_its_own_survives_every_end() {
     let dir = Dir::new("own");
     let first = Instance::spawn(command(&dir.settings()));
-    let ids = first.api.create(&json!([{"name": "a", "kind": "k", "timeout": 3600}, {"name": "b", "kind": "k", "timeout": 3600}])).await;
+    let ids = first
+        .api
+        .create(&json!([{"name": "a", "kind": "k", "timeout": 3600}, {"name": "b", "kind": "k", "timeout": 3600}]))
+        .await;
     for id in &ids {
         first.api.wait_for(id, "Running").await;
     }
@@ -124,7 +127,8 @@ async fn migrations_apart_and_ten_at_once() {
         let url = url.clone();
         tokio::task::spawn_blocking(move || Instance::start(&url, &[("POOL_MAX_SIZE", "3")]))
     });
-    let instances: Vec<Instance> = futures_util::future::join_all(starts).await.into_iter().map(Result::unwrap).collect();
+    let instances: Vec<Instance> =
+        futures_util::future::join_all(starts).await.into_iter().map(Result::unwrap).collect();
     let ids = instances[0].api.create(&json!([{"name": "n", "kind": "k"}])).await;
     instances[9].api.wait_for(&ids[0], "Running").await;
     assert!(run(&[("DATABASE_URL", url.as_str())], &["migrate"]).status.success(), "nothing left to do is fine");
@@ -137,7 +141,15 @@ fn help_and_description_need_nothing() {
     let help = run(&[], &["--help"]);
     assert!(help.status.success());
     let text = String::from_utf8_lossy(&help.stdout);
-    for name in ["DATABASE_URL", "WORKER_CLAIM_TIMEOUT_SECS", "RETRY_MAX_DELAY_LIMIT", "LOG_FORMAT", "serve", "migrate", "openapi"] {
+    for name in [
+        "DATABASE_URL",
+        "WORKER_CLAIM_TIMEOUT_SECS",
+        "RETRY_MAX_DELAY_LIMIT",
+        "LOG_FORMAT",
+        "serve",
+        "migrate",
+        "openapi",
+    ] {
         assert!(text.contains(name), "{name}");
     }
     let description = run(&[], &["openapi"]);

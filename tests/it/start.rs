@@ -17,19 +17,19 @@ async fn it_is_sent_what_the_contract_says() {
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": action}])).await;
     let id = &ids[0];
     assert_eq!(f.start().await, 1);
-    let received = receiver.received().pop().unwrap();
-    assert_eq!((received.method.as_str(), received.path.as_str()), ("PUT", "/work"));
-    assert_eq!(received.body, json!({"a": [1]}), "the caller's own body");
-    assert_eq!(received.handle.clone().unwrap(), format!("{}/task/{id}?run=0", f.api.base()));
-    assert_eq!(received.key(), format!("{id}:start:success:0"));
-    assert_eq!((received.header("x-task-id"), received.header("x-task-trigger")), (id.as_str(), "start"));
-    assert_eq!((received.header("x-task-attempt"), received.header("x-own")), ("0", "yes"));
-    let trace: Vec<&str> = received.header("traceparent").split('-').collect();
+    let call = receiver.received().pop().unwrap();
+    assert_eq!((call.method.as_str(), call.path.as_str()), ("PUT", "/work"));
+    assert_eq!(call.body, json!({"a": [1]}), "the caller's own body");
+    assert_eq!(call.handle.clone().unwrap(), format!("{}/task/{id}?run=0", f.api.base()));
+    assert_eq!(call.key(), format!("{id}:start:success:0"));
+    assert_eq!((call.header("x-task-id"), call.header("x-task-trigger")), (id.as_str(), "start"));
+    assert_eq!((call.header("x-task-attempt"), call.header("x-own")), ("0", "yes"));
+    let trace: Vec<&str> = call.header("traceparent").split('-').collect();
     assert_eq!((trace[0], trace[1].len(), trace[2].len(), trace[3]), ("00", 32, 16, "01"));
     assert_eq!(f.api.status(id).await, "Running");
 
     // The handle is a URL that can be used as it is.
-    let handle = received.handle.unwrap();
+    let handle = call.handle.unwrap();
     let path = handle.strip_prefix(f.api.base()).unwrap();
     assert_eq!(f.api.put(path, &json!({"new_success": 1})).await.status, 202);
     assert_eq!(f.api.patch(path, &json!({"status": "Success"})).await.body["status"], "Success");

@@ -50,10 +50,6 @@ impl Instance {
         Instance { child, api: Client::new(base) }
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
