@@ -1,7 +1,9 @@
 use super::*;
 
 fn read_start(action: Value) -> Result<Action, Vec<String>> {
-    read_one(json!({"on_start": action})).map(|task| task.actions.on_start.expect("the action"))
+    let mut task = json!({});
+    task["on_start"] = action;
+    read_one(task).map(|task| task.actions.on_start.expect("the action"))
 }
 
 fn params(more: Value) -> Value {

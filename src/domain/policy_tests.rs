@@ -9,8 +9,9 @@ fn read_retry(mut retry: Value) -> Result<Policy, Vec<String>> {
 
 /// Refused for one reason, which names this field.
 fn refuse_retry(field: &str, retry: Value) {
-    let found = read_retry(retry.clone()).expect_err(&format!("{retry} must be refused"));
-    assert!(found.len() == 1 && found[0].starts_with(&format!("[0].retry.{field}: ")), "{retry}: {found:?}");
+    let shown = retry.to_string();
+    let found = read_retry(retry).expect_err(&shown);
+    assert!(found.len() == 1 && found[0].starts_with(&format!("[0].retry.{field}: ")), "{shown}: {found:?}");
 }
 
 fn default_policy() -> Policy {
