@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::domain::retry::{FailureType, Strategy, Trigger};
+use crate::domain::retry::{Strategy, Trigger};
 use crate::domain::webhook::Action;
 
 /// A batch: the tasks alone, or with what concerns them together.
@@ -100,7 +100,7 @@ pub struct TaskPatch {
     /// Required with Failure.
     #[schema(min_length = 1, max_length = 65536)]
     pub failure_reason: Option<String>,
-    pub failure_type: Option<FailureType>,
+    pub failure_type: Option<ReportedFailureType>,
     /// Merged into what is there.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Value>,
@@ -121,6 +121,19 @@ pub struct TaskPatch {
 pub enum ReportedStatus {
     Success,
     Failure,
+}
+
+/// The failure types but `dependency`: that one is never a worker's to say.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReportedFailureType {
+    RateLimit,
+    NetworkError,
+    Timeout,
+    ValidationError,
+    AuthenticationError,
+    ServerError,
+    Unknown,
 }
 
 /// A sign of life, with what to add to the counters.
