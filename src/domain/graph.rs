@@ -53,3 +53,7 @@ pub fn propagate(settled: &[Settled], edges: &[Edge], tasks: &[Task], moment: Mo
         })
         .collect()
 }
+
+#[cfg(test)]
+#[path = "graph_tests.rs"]
+mod tests;

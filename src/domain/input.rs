@@ -89,7 +89,7 @@ impl Fields {
         length: RangeInclusive<usize>,
         problems: &mut Problems,
     ) -> Option<String> {
-        self.require(name, problems)?;
+        self.require(name, problems);
         self.string(name, length, problems)
     }
 
@@ -165,12 +165,15 @@ impl Fields {
         found.map(|(_, value)| *value)
     }
 
-    pub fn require(&self, name: &str, problems: &mut Problems) -> Option<()> {
-        if self.map.get(name).is_none_or(Value::is_null) {
+    /// Null counts as absent.
+    pub fn has(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(|v| !v.is_null())
+    }
+
+    pub fn require(&self, name: &str, problems: &mut Problems) {
+        if !self.has(name) {
             problems.add(self.path(name), "is required");
-            return None;
         }
-        Some(())
     }
 }
 

@@ -6,6 +6,8 @@ pub mod input;
 pub mod lifecycle;
 pub mod new_task;
 pub mod retry;
+#[cfg(test)]
+mod sample;
 pub mod status;
 pub mod task;
 pub mod view;

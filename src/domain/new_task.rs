@@ -158,6 +158,7 @@ pub fn read_answered_action(answer: &[u8]) -> Option<Action> {
 
 fn read_result(fields: &mut Fields, problems: &mut Problems) -> Option<Result<(), Failure>> {
     let status = fields.take("status");
+    let has_reason = fields.has("failure_reason");
     let reason = fields.string("failure_reason", 1..=65_536, problems);
     let types: Vec<(&str, FailureType)> =
         FailureType::ALL.iter().filter(|t| **t != FailureType::Dependency).map(|t| (t.as_str(), *t)).collect();
@@ -165,7 +166,7 @@ fn read_result(fields: &mut Fields, problems: &mut Problems) -> Option<Result<()
     let parsed = status.as_ref().map(|s| s.as_str().and_then(Status::parse));
     match parsed {
         Some(Some(Status::Failure)) => {
-            if reason.is_none() && problems.is_empty() {
+            if !has_reason {
                 problems.add("failure_reason", "is required with status Failure");
             }
             return Some(Err(Failure {

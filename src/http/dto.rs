@@ -124,6 +124,7 @@ pub enum ReportedStatus {
     Failure,
 }
 
+/// The failure types but `dependency`: that one is never a worker's to say.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportedFailureType {

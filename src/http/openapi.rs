@@ -47,3 +47,7 @@ pub fn document() -> String {
     text.push('\n');
     text
 }
+
+#[cfg(test)]
+#[path = "openapi_tests.rs"]
+mod tests;

@@ -1,0 +1,158 @@
+use super::*;
+
+fn patch(body: Value) -> Result<Patch, Vec<String>> {
+    read_patch(body, &LIMITS)
+}
+
+/// Refused for one reason, which names this field.
+fn refuse_patch(field: &str, body: Value) {
+    let shown = body.to_string();
+    let found = patch(body).expect_err(&shown);
+    assert!(found.len() == 1 && found[0].starts_with(&format!("{field}: ")), "{shown}: {found:?}");
+}
+
+#[test]
+fn an_empty_patch_asks_for_nothing() {
+    assert_eq!(patch(json!({})).unwrap(), Patch::default());
+    let nulls = json!({
+        "status": null, "failure_reason": null, "failure_type": null, "metadata": null, "new_success": null,
+        "new_failures": null, "expected_count": null, "priority": null, "run": null,
+    });
+    assert_eq!(patch(nulls).unwrap(), Patch::default());
+    for (body, what) in
+        [(json!([]), "an array"), (json!("x"), "a string"), (json!(null), "null"), (json!(1), "a number")]
+    {
+        assert_eq!(patch(body.clone()).unwrap_err(), [format!("body: must be an object, not {what}")]);
+        assert_eq!(read_progress(body).unwrap_err(), [format!("body: must be an object, not {what}")]);
+    }
+}
+
+#[test]
+fn everything_that_is_given_arrives() {
+    let read = patch(json!({
+        "status": "Failure", "failure_reason": "no", "failure_type": "server_error", "metadata": {"a": 1},
+        "new_success": 2, "new_failures": 3, "expected_count": 4, "priority": -5, "run": 6,
+    }));
+    let failure = Failure {
+        trigger: Trigger::Explicit,
+        failure_type: FailureType::ServerError,
+        reason: "no".into(),
+        http_status: None,
+    };
+    let expected = Patch {
+        result: Some(Err(failure)),
+        metadata: Some(json!({"a": 1})),
+        progress: Progress { success: 2, failures: 3 },
+        expected_count: Some(4),
+        priority: Some(-5),
+        run: Some(6),
+    };
+    assert_eq!(read.unwrap(), expected);
+}
+
+#[test]
+fn a_result_is_success_or_failure_in_any_spelling() {
+    for text in ["Success", "success", "SUCCESS", "sUcCeSs"] {
+        assert_eq!(patch(json!({"status": text})).unwrap().result, Some(Ok(())), "{text}");
+    }
+    for text in ["Failure", "failure", "FAILURE"] {
+        let read = patch(json!({"status": text, "failure_reason": "x"})).unwrap();
+        assert!(matches!(read.result, Some(Err(_))), "{text}");
+    }
+    for status in Status::ALL.into_iter().filter(|s| !matches!(s, Status::Success | Status::Failure)) {
+        refuse_patch("status", json!({"status": status}));
+        refuse_patch("status", json!({"status": status.as_str()}));
+    }
+    for wrong in [json!("done"), json!(""), json!(1), json!([]), json!({}), json!(true)] {
+        refuse_patch("status", json!({"status": wrong}));
+    }
+}
+
+#[test]
+fn a_failure_has_a_reason() {
+    refuse_patch("failure_reason", json!({"status": "Failure"}));
+    refuse_patch("failure_reason", json!({"status": "Failure", "failure_reason": null}));
+    refuse_patch("failure_reason", json!({"status": "Failure", "failure_reason": ""}));
+    refuse_patch("failure_reason", json!({"status": "Failure", "failure_reason": 7}));
+    refuse_patch("failure_reason", json!({"status": "Failure", "failure_reason": "x".repeat(65_537)}));
+    assert!(patch(json!({"status": "Failure", "failure_reason": "x".repeat(65_536)})).is_ok());
+}
+
+#[test]
+fn a_missing_reason_is_told_beside_other_problems() {
+    let found = patch(json!({"status": "Failure", "failure_type": "nonsense", "metadata": {"a": "\0"}, "run": -1}));
+    let mut paths: Vec<String> = found.unwrap_err().iter().filter_map(|l| Some(l.split_once(": ")?.0.into())).collect();
+    paths.sort_unstable();
+    assert_eq!(paths, ["failure_reason", "failure_type", "metadata.a", "run"]);
+}
+
+#[test]
+fn failure_types_are_those_a_worker_can_know() {
+    let read =
+        |failure_type: Value| patch(json!({"status": "failure", "failure_reason": "x", "failure_type": failure_type}));
+    for failure_type in FailureType::ALL.into_iter().filter(|t| *t != FailureType::Dependency) {
+        let Some(Err(failure)) = read(json!(failure_type)).unwrap().result else { panic!("{failure_type:?}") };
+        assert_eq!((failure.failure_type, failure.trigger), (failure_type, Trigger::Explicit));
+    }
+    let Some(Err(failure)) = read(json!(null)).unwrap().result else { panic!("a failure") };
+    assert_eq!(failure.failure_type, FailureType::Unknown, "the default");
+    for wrong in [json!("dependency"), json!("oops"), json!("Timeout"), json!(1), json!([])] {
+        let found = read(wrong).unwrap_err();
+        assert!(found.len() == 1 && found[0].starts_with("failure_type: must be one of "), "{found:?}");
+    }
+}
+
+#[test]
+fn what_belongs_to_a_failure_goes_with_nothing_else() {
+    for status in [json!("Success"), json!(null)] {
+        refuse_patch("failure_reason", json!({"status": status, "failure_reason": "x"}));
+        refuse_patch("failure_type", json!({"status": status, "failure_type": "timeout"}));
+    }
+}
+
+#[test]
+fn numbers_have_limits() {
+    let cases = [
+        ("new_success", 0, i32::MAX),
+        ("new_failures", 0, i32::MAX),
+        ("expected_count", 0, i32::MAX),
+        ("run", 0, i32::MAX),
+        ("priority", -1000, 1000),
+    ];
+    for (field, low, high) in cases {
+        for value in [low, high] {
+            assert!(patch(json!({field: value})).is_ok(), "{field} = {value}");
+        }
+        let past = [json!(i64::from(low) - 1), json!(i64::from(high) + 1), json!(u64::MAX), json!(0.5)];
+        for value in past.into_iter().chain([json!("1"), json!(true), json!([]), json!({})]) {
+            refuse_patch(field, json!({field: value}));
+        }
+    }
+}
+
+#[test]
+fn metadata_and_unknown_fields() {
+    for wrong in [json!([]), json!("x"), json!(1), json!({"m": "x".repeat(65_536)})] {
+        refuse_patch("metadata", json!({"metadata": wrong}));
+    }
+    refuse_patch("metadata.a[0]", json!({"metadata": {"a": ["\0"]}}));
+    for typo in ["stauts", "Status", "id", "name", "timeout", "attempt", "success"] {
+        assert_eq!(patch(json!({typo: 1})).unwrap_err(), [format!("{typo}: unknown field")]);
+    }
+}
+
+#[test]
+fn progress_adds_to_counters() {
+    assert_eq!(read_progress(json!({})).unwrap(), Progress::default());
+    let read = read_progress(json!({"new_success": 5, "new_failures": i32::MAX})).unwrap();
+    assert_eq!(read, Progress { success: 5, failures: i64::from(i32::MAX) });
+    for field in ["new_success", "new_failures"] {
+        for wrong in [json!(-1), json!(1_i64 << 31), json!(1.5), json!("1"), json!([]), json!(true)] {
+            let found = read_progress(json!({field: wrong})).unwrap_err();
+            assert!(found.len() == 1 && found[0].starts_with(&format!("{field}: ")), "{found:?}");
+        }
+    }
+    for typo in ["success", "failures", "status", "run", "a\0"] {
+        assert_eq!(read_progress(json!({typo: 1})).unwrap_err(), [format!("{typo}: unknown field")]);
+    }
+}

@@ -1,0 +1,91 @@
+//! Tasks, failures and moments for tests: plausible in every status, with numbers that cannot be taken for another.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
+
+use super::lifecycle::Moment;
+use super::retry::{Failure, FailureType, Policy, Strategy, Trigger};
+use super::status::Status;
+use super::task::{Flags, Task};
+
+pub const ME: Uuid = Uuid::from_u128(0xa11);
+pub const SOMEBODY_ELSE: Uuid = Uuid::from_u128(0xb22);
+pub const RUN: i32 = 4;
+pub const ATTEMPT: i16 = 2;
+
+/// A moment so many seconds after the one at which the samples are looked at.
+pub fn at(secs: i64) -> DateTime<Utc> {
+    DateTime::UNIX_EPOCH + TimeDelta::seconds(1_800_000_000 + secs)
+}
+
+pub fn moment(secs: i64) -> Moment {
+    Moment { now: at(secs), jitter: 0.0 }
+}
+
+/// One retry is left after [`ATTEMPT`]: delays of 10, 20 and 40 s.
+pub fn policy() -> Policy {
+    Policy {
+        max_retries: 3,
+        strategy: Strategy::ExponentialBackoff,
+        initial_delay_secs: 10,
+        backoff_multiplier: 2.0,
+        max_delay_secs: 300,
+        jitter_ms: 500,
+        retry_on: Trigger::ALL.to_vec(),
+    }
+}
+
+pub fn failure(trigger: Trigger, failure_type: FailureType) -> Failure {
+    Failure { trigger, failure_type, reason: "it broke".into(), http_status: None }
+}
+
+/// A task in this status. Whatever ends by itself there (a lease, a timeout, a delay) ends now.
+pub fn task(status: Status) -> Task {
+    let mut task = Task {
+        id: Uuid::from_u128(1),
+        batch_id: Uuid::from_u128(2),
+        status,
+        flags: Flags(Flags::ON_START.0 | Flags::HAS_CHILDREN.0),
+        attempt: ATTEMPT,
+        run: RUN,
+        deferrals: 7,
+        wait_count: 0,
+        timeout_secs: 30,
+        claimed_by: None,
+        claimed_run: Some(RUN - 1),
+        timeout_at: None,
+        next_retry_at: None,
+        created_at: at(-1000),
+        started_at: None,
+        ended_at: None,
+        failure_type: None,
+        failure_reason: None,
+        retry: Some(policy()),
+    };
+    match status {
+        Status::Waiting => task.wait_count = 1,
+        Status::Pending | Status::Paused => {}
+        Status::Claimed | Status::Running => {
+            task.claimed_by = Some(ME);
+            task.claimed_run = Some(RUN);
+            task.timeout_at = Some(at(0));
+            task.started_at = (status == Status::Running).then(|| at(-30));
+        }
+        Status::RetryPending => {
+            task.started_at = Some(at(-60));
+            task.next_retry_at = Some(at(0));
+            task.failure_type = Some(FailureType::Timeout);
+            task.failure_reason = Some("no sign of life for 30 s".into());
+        }
+        Status::Success | Status::Failure | Status::Canceled => {
+            task.claimed_run = Some(RUN);
+            task.started_at = Some(at(-60));
+            task.ended_at = Some(at(-20));
+            if status == Status::Failure {
+                task.failure_type = Some(FailureType::Unknown);
+                task.failure_reason = Some("it broke".into());
+            }
+        }
+    }
+    task
+}

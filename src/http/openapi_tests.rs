@@ -1,0 +1,195 @@
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::document;
+use crate::domain::new_task::{Limits, read_batch, read_patch, read_progress};
+use crate::domain::retry::PolicyLimits;
+
+const LIMITS: Limits = Limits {
+    tasks_per_batch: 10,
+    dependencies_per_task: 10,
+    actions_per_task: 10,
+    metadata_bytes: 65_536,
+    retry: PolicyLimits { max_retries: 10, max_delay_secs: 3600 },
+};
+
+/// A described shape, and how to have an object of it read.
+struct Shape {
+    schema: &'static str,
+    /// Where the object stands in the request, as problems name it.
+    path: &'static str,
+    read: fn(Value) -> Vec<String>,
+}
+
+const SHAPES: [Shape; 8] = [
+    Shape { schema: "NewBatch", path: "", read: batch_problems },
+    Shape { schema: "NewTask", path: "[0].", read: |task| batch_problems(json!([task])) },
+    Shape {
+        schema: "NewDependency",
+        path: "[0].dependencies[0].",
+        read: |dependency| task_problems("dependencies", &json!([dependency])),
+    },
+    Shape { schema: "NewRetry", path: "[0].retry.", read: |retry| task_problems("retry", &retry) },
+    Shape { schema: "Action", path: "[0].on_start.", read: |action| task_problems("on_start", &action) },
+    Shape {
+        schema: "WebhookParams",
+        path: "[0].on_start.params.",
+        read: |params| task_problems("on_start", &json!({"kind": "Webhook", "params": params})),
+    },
+    Shape { schema: "TaskPatch", path: "", read: |body| read_patch(body, &LIMITS).err().unwrap_or_default() },
+    Shape { schema: "TaskProgress", path: "", read: |body| read_progress(body).err().unwrap_or_default() },
+];
+
+fn batch_problems(body: Value) -> Vec<String> {
+    read_batch(body, &LIMITS).err().unwrap_or_default()
+}
+
+fn task_problems(field: &str, value: &Value) -> Vec<String> {
+    batch_problems(json!([{"name": "n", "kind": "k", field: value}]))
+}
+
+impl Shape {
+    /// What is wrong with this field of an object that has only this field.
+    fn problems(&self, field: &str, value: &Value) -> Vec<String> {
+        let start = format!("{}{field}", self.path);
+        let own = |line: &String| line.strip_prefix(&start).is_some_and(|rest| rest.starts_with([':', '[', '.']));
+        (self.read)(json!({field: value})).into_iter().filter(own).collect()
+    }
+
+    fn knows(&self, field: &str) -> bool {
+        let unknown = format!("{}{field}: unknown field", self.path);
+        !(self.read)(json!({field: true})).contains(&unknown)
+    }
+
+    /// Refused for its size: a dependency on a task that is not there, say, is another matter.
+    fn is_out_of_bounds(&self, field: &str, value: &Value) -> bool {
+        self.problems(field, value).iter().any(|line| line.contains(": must "))
+    }
+}
+
+fn schemas() -> Value {
+    let document: Value = serde_json::from_str(&document()).expect("JSON");
+    document["components"]["schemas"].clone()
+}
+
+fn properties(schemas: &Value, name: &str) -> Vec<(String, Value)> {
+    let properties = schemas[name]["properties"].as_object().unwrap_or_else(|| panic!("{name} has no properties"));
+    properties.iter().map(|(name, schema)| (name.clone(), schema.clone())).collect()
+}
+
+/// Every word that the readers could take for the name of a field: a name they know stands in their source.
+fn words_of_the_readers() -> BTreeSet<String> {
+    let source = include_str!("../domain/new_task.rs");
+    let is_word = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    source.split('"').filter(is_word).map(String::from).collect()
+}
+
+#[test]
+fn the_readers_know_the_fields_that_are_described_and_no_others() {
+    let schemas = schemas();
+    let readers = words_of_the_readers();
+    let described: BTreeSet<String> =
+        SHAPES.iter().flat_map(|shape| properties(&schemas, shape.schema)).map(|(name, _)| name).collect();
+    assert_eq!(described.difference(&readers).collect::<Vec<_>>(), [""; 0], "not in the source of the readers");
+    for shape in &SHAPES {
+        let names: BTreeSet<String> = properties(&schemas, shape.schema).into_iter().map(|(name, _)| name).collect();
+        let known: BTreeSet<String> = readers.iter().filter(|word| shape.knows(word)).cloned().collect();
+        assert_eq!(known, names, "{}: what the reader knows, and what is described", shape.schema);
+    }
+}
+
+#[test]
+fn the_same_fields_are_required() {
+    let schemas = schemas();
+    for shape in &SHAPES {
+        let empty = (shape.read)(json!({}));
+        let strip = |line: &String| Some(line.strip_prefix(shape.path)?.strip_suffix(": is required")?.to_owned());
+        let demanded: BTreeSet<String> = empty.iter().filter_map(strip).collect();
+        let described = schemas[shape.schema]["required"].as_array().cloned().unwrap_or_default();
+        let described: BTreeSet<String> = described.iter().filter_map(|name| name.as_str().map(String::from)).collect();
+        assert_eq!(demanded, described, "{}", shape.schema);
+    }
+}
+
+#[test]
+fn the_same_limits_hold() {
+    let schemas = schemas();
+    let mut limits = 0;
+    for shape in &SHAPES {
+        for (field, schema) in properties(&schemas, shape.schema) {
+            let mut hold = |allowed: Value, refused: Value| {
+                limits += 1;
+                let place = format!("{}.{field}", shape.schema);
+                assert!(!shape.is_out_of_bounds(&field, &allowed), "{place}: the limit itself is allowed");
+                assert!(shape.is_out_of_bounds(&field, &refused), "{place}: {refused} is past the limit");
+            };
+            if let Some(least) = schema["minimum"].as_f64() {
+                hold(schema["minimum"].clone(), number(least - 1.0));
+            }
+            if let Some(most) = schema["maximum"].as_f64() {
+                hold(schema["maximum"].clone(), number(most + 1.0));
+            }
+            let text = |length: u64| json!("x".repeat(usize::try_from(length).unwrap()));
+            if let Some(least) = schema["minLength"].as_u64() {
+                hold(text(least), text(least - 1));
+            }
+            if let Some(most) = schema["maxLength"].as_u64() {
+                hold(text(most), text(most + 1));
+            }
+            if schema["minItems"] == json!(1) {
+                hold(json!(null), json!([]));
+            }
+        }
+    }
+    assert!(limits > 30, "only {limits} limits are described");
+}
+
+/// Limits of whole numbers are whole.
+#[allow(clippy::cast_possible_truncation)]
+fn number(value: f64) -> Value {
+    json!(value as i64)
+}
+
+#[test]
+fn the_same_words_are_understood() {
+    let schemas = schemas();
+    let mut lists = 0;
+    for shape in &SHAPES {
+        for (field, schema) in properties(&schemas, shape.schema) {
+            let described = choices(&schemas, &schema);
+            if described.is_empty() {
+                continue;
+            }
+            lists += 1;
+            let place = format!("{}.{field}", shape.schema);
+            let given = |word: &str| if is_array(&schema) { json!([word]) } else { json!(word) };
+            for word in &described {
+                assert!(!shape.is_out_of_bounds(&field, &given(word)), "{place}: {word} is described, but refused");
+            }
+            let refusal = shape.problems(&field, &given("nonsense")).join("; ");
+            assert!(refusal.contains(": must be "), "{place}: {refusal}");
+            if let Some(words) = refusal.split("must be one of ").nth(1).and_then(|rest| rest.split(", not ").next()) {
+                let understood: BTreeSet<&str> = words.split(", ").collect();
+                assert_eq!(understood, described.iter().map(String::as_str).collect(), "{place}");
+            }
+        }
+    }
+    assert!(lists >= 6, "only {lists} lists of words are described");
+}
+
+fn is_array(schema: &Value) -> bool {
+    schema["type"].to_string().contains("array")
+}
+
+/// The values of an enumeration, however the property refers to it.
+fn choices(schemas: &Value, schema: &Value) -> Vec<String> {
+    if let Some(words) = schema["enum"].as_array() {
+        return words.iter().filter_map(|word| word.as_str().map(String::from)).collect();
+    }
+    if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
+        return choices(schemas, &schemas[name]);
+    }
+    let parts = schema["oneOf"].as_array().into_iter().flatten().chain(schema.get("items"));
+    parts.flat_map(|part| choices(schemas, part)).collect()
+}
