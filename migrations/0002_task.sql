@@ -22,6 +22,7 @@ create table task (
     expected_count int,
     claimed_by     uuid,
     claimed_run    int,                     -- the last run that was ever claimed
+    manual_run     int,                     -- the last run that somebody asked for by hand
     timeout_at     timestamptz,             -- claimed: end of the lease; running: deadline
     next_retry_at  timestamptz,
     not_before     timestamptz,             -- run_at while it is still ahead
@@ -58,6 +59,7 @@ create table task_spec (
     metadata         jsonb,                 -- null when empty
     actions          text,                  -- JSON object by list name; text, because it is only handed through
     retry            text,                  -- JSON policy with all defaults filled in
+    retry_source     text,                  -- 'task' or 'kind'; null without a policy
     run_at           timestamptz,
     dead_end_barrier boolean not null default false,
     created_at       timestamptz not null
@@ -88,6 +90,7 @@ create table attempt (
     task_id       uuid not null,
     run           int not null,
     attempt       smallint not null,
+    retry_type    text,                     -- null for an execution that nobody retried
     instance      uuid,
     started_at    timestamptz,
     ended_at      timestamptz not null,

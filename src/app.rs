@@ -7,10 +7,12 @@ use std::time::Duration;
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::config::{Command, Config};
 use crate::http::{self, Api};
+use crate::loops::calls::Keeper;
 use crate::loops::deliver::{self, Deliver};
 use crate::loops::retention::Retention;
 use crate::loops::retry::Retry;
@@ -37,17 +39,23 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
+    // The port first: it is quicker to know that it is taken than to make a database.
+    let listener = match command {
+        Command::Serve => Some(bind(&config).await?),
+        Command::Migrate | Command::Openapi => None,
+    };
     let embedded = match given_url(&config) {
         Some(_) => None,
         None => Some(start_postgres(&config).await?),
     };
     let url = given_url(&config).or(embedded.as_ref().map(Embedded::url)).unwrap_or_default();
-    let store = Store::new(url, config.database.pool_max_size, Clock::Database)?;
+    let for_requests = config.database.pool_max_size - connections_for_loops(&config);
+    let store = Store::new(url, for_requests, Clock::Database, config.limits().retry)?;
     let work = async {
         store.check_server().await?;
-        match command {
-            Command::Migrate => store.migrate().await,
-            Command::Serve | Command::Openapi => serve(&config, &store, embedded.as_ref(), shutdown).await,
+        match listener {
+            Some(listener) => serve(&config, &store, listener, embedded.as_ref(), shutdown).await,
+            None => store.migrate().await,
         }
     };
     let result = tokio::select! {
@@ -86,29 +94,36 @@ async fn failed(embedded: Option<&Embedded>) -> String {
     }
 }
 
+async fn bind(config: &Config) -> Result<TcpListener, String> {
+    let wanted = SocketAddr::new(config.http.bind_addr, config.http.port);
+    let cannot = |error| format!("PORT={}: cannot listen on {wanted}: {error}", config.http.port);
+    TcpListener::bind(wanted).await.map_err(cannot)
+}
+
 async fn serve(
     config: &Config,
     store: &Store,
+    listener: TcpListener,
     embedded: Option<&Embedded>,
     shutdown: CancellationToken,
 ) -> Result<(), String> {
     prepare(config, store).await?;
-    let wanted = SocketAddr::new(config.http.bind_addr, config.http.port);
-    let listener = TcpListener::bind(wanted)
-        .await
-        .map_err(|error| format!("PORT={}: cannot listen on {wanted}: {error}", config.http.port))?;
     let address = listener.local_addr().map_err(|error| format!("BIND_ADDR={}: {error}", config.http.bind_addr))?;
     let local = reachable(address);
     let host_url = config.http.host_url.clone().unwrap_or_else(|| format!("http://{local}"));
     let client = Client::new(host_url, Duration::from_millis(config.webhook.webhook_timeout_ms))?;
 
     let mut supervisor = Supervisor::default();
-    let running = start_loops(config, store, &client, &mut supervisor);
+    let for_loops = store.with_own_pool(connections_for_loops(config));
+    let running = start_loops(config, &for_loops, &client, &mut supervisor);
+    let (changes, ending) = (TaskTracker::new(), CancellationToken::new());
     let api = Api {
-        service: Service::new(store.clone(), config.limits().metadata_bytes),
+        service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
         limits: config.limits(),
         max_body_bytes: config.request.max_body_bytes,
         metrics: telemetry::metrics(),
+        changes: changes.clone(),
+        ending: ending.clone(),
     };
     let listener = listener.tap_io(|stream| {
         // Answers are small: waiting to fill a packet only delays them.
@@ -127,6 +142,7 @@ async fn serve(
         _ = &mut server => Err("the HTTP server ended unexpectedly".to_owned()),
     };
     tracing::info!("shutting down");
+    ending.cancel();
     let grace = Duration::from_secs(config.http.shutdown_grace_secs);
     supervisor.shutdown().cancel();
     running.end(grace).await;
@@ -134,10 +150,18 @@ async fn serve(
     if result.is_ok() && tokio::time::timeout(LAST_ANSWERS, &mut server).await.is_err() {
         tracing::warn!("some requests were still open");
     }
+    changes.close();
+    let _ = tokio::time::timeout(LAST_ANSWERS, changes.wait()).await;
     if tokio::time::timeout(LAST_ANSWERS, supervisor.stop()).await.is_err() {
         tracing::warn!("some background work was broken off");
     }
+    let _ = tokio::time::timeout(LAST_ANSWERS, for_loops.close()).await;
     result
+}
+
+/// Of all connections, those that requests cannot take. One is for listening.
+fn connections_for_loops(config: &Config) -> u32 {
+    (config.database.pool_max_size / 3).clamp(3, 8)
 }
 
 /// The tables must be there before anything else.
@@ -154,15 +178,26 @@ async fn prepare(config: &Config, store: &Store) -> Result<(), String> {
 
 /// What has to end in order.
 struct Running {
-    keeper: start::Keeper,
-    deliveries: tokio_util::task::TaskTracker,
+    /// Nothing new is claimed or called any more.
+    claimed_last: CancellationToken,
+    keeper: Keeper,
+    deliveries: TaskTracker,
 }
 
 impl Running {
     async fn end(self, grace: Duration) {
-        self.keeper.drain(grace).await;
-        self.deliveries.close();
-        let _ = tokio::time::timeout(LAST_ANSWERS.min(grace), self.deliveries.wait()).await;
+        let tasks = async {
+            self.claimed_last.cancelled().await;
+            self.keeper.drain(grace).await;
+        };
+        let notifications = async {
+            self.deliveries.close();
+            self.deliveries.wait().await;
+        };
+        let both = async { tokio::join!(tasks, notifications) };
+        if tokio::time::timeout(grace, both).await.is_err() {
+            tracing::warn!("not everything in flight ended within SHUTDOWN_GRACE_SECS");
+        }
     }
 }
 
@@ -174,12 +209,16 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
 
     let settings =
         start::Settings { interval: worker, lease: config.lease(), concurrency: webhook.webhook_concurrency };
-    let (start, results) = Start::new(store.clone(), client.clone(), settings);
-    let running_keeper = start.keeper();
-    let keeper = start.keeper();
+    let (start, caller, results) = Start::new(store.clone(), client.clone(), settings);
+    let (keeper, last_keeper) = (caller.keeper(), caller.keeper());
     let token = shutdown.clone();
     supervisor.spawn("lease", async move { keeper.run(token).await });
-    supervisor.spawn("start", runner::run(start, wake.clone(), shutdown.clone()));
+    let claimed_last = CancellationToken::new();
+    let (last, token, waker) = (claimed_last.clone(), shutdown.clone(), wake.clone());
+    supervisor.spawn("start", async move {
+        tokio::join!(runner::run(start, waker, token.clone()), caller.run(token));
+        last.cancel();
+    });
     supervisor.spawn("start result", results.run());
 
     let settings = deliver::Settings {
@@ -204,9 +243,10 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
         let retention = Retention { store: store.clone(), days: config.loops.retention_days };
         supervisor.spawn("retention", runner::run(retention, wake.clone(), shutdown.clone()));
     }
+    supervisor.spawn("metrics", telemetry::upkeep(shutdown.clone()));
     supervisor.spawn("wake-up", wakeup::tell(store.clone(), shutdown.clone()));
     supervisor.spawn("listener", wakeup::listen(store.clone(), shutdown));
-    Running { keeper: running_keeper, deliveries }
+    Running { claimed_last, keeper: last_keeper, deliveries }
 }
 
 /// "Every address" is nothing one can call.

@@ -12,7 +12,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
 use crate::domain::new_task::Limits;
-use crate::domain::retry::PolicyLimits;
+use crate::domain::retry;
 
 #[derive(Debug, Parser)]
 #[command(name = "reprise", version, about, long_about = None, max_term_width = 120)]
@@ -67,7 +67,7 @@ pub struct Database {
     #[arg(long, env = "AUTO_MIGRATE", global = true, default_value = "1", value_parser = boolean, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub auto_migrate: bool,
     /// Connections to the database at most
-    #[arg(long, env = "POOL_MAX_SIZE", global = true, default_value = "16", value_parser = whole(2..=1000u32), value_name = "N")]
+    #[arg(long, env = "POOL_MAX_SIZE", global = true, default_value = "16", value_parser = whole(5..=1000u32), value_name = "N")]
     pub pool_max_size: u32,
 }
 
@@ -137,6 +137,18 @@ pub struct Retry {
     /// Highest `max_delay_secs` that a task may ask for, in seconds
     #[arg(long, env = "RETRY_MAX_DELAY_LIMIT", global = true, default_value = "3600", value_parser = whole(1..=31_536_000u64), value_name = "SECS")]
     pub retry_max_delay_limit: u64,
+    /// Longest delay in a custom schedule, in seconds
+    #[arg(long, env = "RETRY_MAX_SCHEDULE_DELAY_SECS", global = true, default_value = "2592000", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
+    pub retry_max_schedule_delay_secs: u64,
+    /// Longest wait that a `Retry-After` or a `retry_after_secs` gets, in seconds
+    #[arg(long, env = "RETRY_MAX_RETRY_AFTER_SECS", global = true, default_value = "86400", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
+    pub retry_max_retry_after_secs: u64,
+    /// Deferrals of a task before a rate limit counts as an ordinary failure
+    #[arg(long, env = "RETRY_MAX_DEFERRALS", global = true, default_value = "100", value_parser = whole(0..=1_000_000i32), value_name = "N")]
+    pub retry_max_deferrals: i32,
+    /// Seconds without a sign of life after which a task that is being executed may be retried by hand
+    #[arg(long, env = "STUCK_AFTER_SECS", global = true, default_value = "1800", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
+    pub stuck_after_secs: u64,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -148,6 +160,9 @@ pub struct Request {
     /// Dependencies of one task at most
     #[arg(long, env = "MAX_DEPENDENCIES_PER_TASK", global = true, default_value = "10000", value_parser = whole(0..=1_000_000usize), value_name = "N")]
     pub max_dependencies_per_task: usize,
+    /// Dependencies of all tasks of a batch together at most
+    #[arg(long, env = "MAX_LINKS_PER_BATCH", global = true, default_value = "200000", value_parser = whole(0..=10_000_000usize), value_name = "N")]
+    pub max_links_per_batch: usize,
     /// Notification actions of one task, or of a batch, at most
     #[arg(long, env = "MAX_ACTIONS_PER_TASK", global = true, default_value = "20", value_parser = whole(0..=1000usize), value_name = "N")]
     pub max_actions_per_task: usize,
@@ -239,11 +254,15 @@ impl Config {
         Limits {
             tasks_per_batch: self.request.max_tasks_per_batch,
             dependencies_per_task: self.request.max_dependencies_per_task,
+            links_per_batch: self.request.max_links_per_batch,
             actions_per_task: self.request.max_actions_per_task,
             metadata_bytes: 65_536,
-            retry: PolicyLimits {
+            retry: retry::Limits {
                 max_retries: self.retry.retry_max_retries_limit,
                 max_delay_secs: self.retry.retry_max_delay_limit,
+                max_schedule_delay_secs: self.retry.retry_max_schedule_delay_secs,
+                max_retry_after_secs: self.retry.retry_max_retry_after_secs,
+                max_deferrals: self.retry.retry_max_deferrals,
             },
         }
     }

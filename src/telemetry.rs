@@ -1,8 +1,10 @@
 //! Logs and metrics. Both are global to the process, so both are set up once.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 
@@ -45,11 +47,26 @@ pub fn metrics() -> PrometheusHandle {
         .clone()
 }
 
+/// Histograms keep every sample until somebody looks; where nobody scrapes, this does.
+pub async fn upkeep(shutdown: CancellationToken) {
+    let handle = metrics();
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(5)) => handle.run_upkeep(),
+            () = shutdown.cancelled() => return,
+        }
+    }
+}
+
 fn describe() {
     use metrics::{describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram};
     counter!("reprise_tasks_created_total", "Tasks created");
     counter!("reprise_transitions_total", "Changes of status, by from and to");
-    counter!("task_retry_total", "Retries scheduled, by the number of the retry");
+    counter!("task_retry_total", "Retries scheduled, by trigger and number of the retry");
+    counter!("task_retry_succeeded_total", "Tasks that succeeded after a retry");
+    counter!("task_retry_final_total", "Failures that a policy did not want retried");
+    counter!("task_retry_deferred_total", "Deferrals: the other side said when to come back");
+    counter!("task_retry_manual_total", "Tasks retried or revived by hand");
     counter!("task_retry_exhausted_total", "Tasks that failed because their retries were used up");
     counter!("reprise_task_timeouts_total", "Runs that ended without a sign of life in time");
     counter!("reprise_webhook_calls_total", "Outgoing calls, by trigger and outcome");
@@ -58,6 +75,7 @@ fn describe() {
     counter!("reprise_loop_processed_total", "What the loops processed");
     histogram!("reprise_loop_tick_duration_seconds", "Duration of the loops' ticks");
     gauge!("reprise_loop_lag_seconds", "How overdue the most overdue work of a loop is");
+    gauge!("reprise_queue_age_seconds", "For how long the task at the head of the queue has been in it");
     gauge!("reprise_tasks", "Tasks by status");
     gauge!("reprise_outbox_depth", "Notifications still to be delivered");
     gauge!("reprise_outbox_oldest_age_seconds", "Age of the oldest of them");

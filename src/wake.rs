@@ -15,7 +15,9 @@ impl Hints {
     pub const START: Hints = Hints(1);
     pub const RETRY: Hints = Hints(2);
     pub const DELIVER: Hints = Hints(4);
-    const EACH: [Hints; 3] = [Hints::START, Hints::RETRY, Hints::DELIVER];
+    /// A new deadline: for this process alone, the others have nothing to gain by looking.
+    pub const TIMEOUT: Hints = Hints(8);
+    const EACH: [Hints; 4] = [Hints::START, Hints::RETRY, Hints::DELIVER, Hints::TIMEOUT];
 
     pub fn add(&mut self, other: Hints) {
         self.0 |= other.0;
@@ -39,7 +41,7 @@ pub struct Wake(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    loops: [Notify; 3],
+    loops: [Notify; 4],
     outgoing: AtomicU8,
     send: Notify,
 }
@@ -51,8 +53,11 @@ impl Wake {
             return;
         }
         self.here(hints);
-        self.0.outgoing.fetch_or(hints.0, Ordering::AcqRel);
-        self.0.send.notify_one();
+        let news = hints.0 & !Hints::TIMEOUT.0;
+        if news != 0 {
+            self.0.outgoing.fetch_or(news, Ordering::AcqRel);
+            self.0.send.notify_one();
+        }
     }
 
     /// Another instance has committed new work.

@@ -6,9 +6,13 @@ use proptest::strategy::Strategy;
 use proptest::test_runner::TestRunner;
 
 use super::*;
+use crate::domain::failure::{FailureType, Trigger};
+use crate::domain::new_policy::read_default_policy;
+use crate::domain::patch::{read_patch, read_progress, read_retry_request};
+use crate::domain::policy::Strategy as Growth;
 
 /// Words that mean something somewhere, as names and as values.
-const WORDS: [&str; 36] = [
+const WORDS: [&str; 50] = [
     "id",
     "name",
     "kind",
@@ -18,6 +22,7 @@ const WORDS: [&str; 36] = [
     "on_start",
     "on_success",
     "on_failure",
+    "on_retry",
     "dependencies",
     "requires_success",
     "expected_count",
@@ -30,7 +35,17 @@ const WORDS: [&str; 36] = [
     "backoff_multiplier",
     "max_delay_secs",
     "jitter_ms",
+    "delay_secs",
+    "schedule",
+    "secs",
+    "hours",
+    "days",
+    "fixed_delay",
+    "custom",
     "retry_on",
+    "retry_on_status",
+    "no_retry_on_status",
+    "expires_after_secs",
     "explicit",
     "params",
     "url",
@@ -43,8 +58,11 @@ const WORDS: [&str; 36] = [
     "status",
     "failure_reason",
     "failure_type",
+    "retry_after_secs",
     "new_success",
     "run",
+    "requested_by",
+    "cascade",
 ];
 
 fn leaf() -> impl Strategy<Value = Value> {
@@ -57,8 +75,10 @@ fn leaf() -> impl Strategy<Value = Value> {
         any::<f64>().prop_map(Value::from),
         any::<String>().prop_map(Value::from),
         select(&WORDS[..]).prop_map(Value::from),
-        select(&["\0", "", "Webhook", "Post", "http://a/", "Failure", "success", "2030-01-01T00:00:00Z"][..])
-            .prop_map(Value::from),
+        select(
+            &["\0", "", "5xx", "429", "Webhook", "Post", "http://a/", "Failure", "success", "2030-01-01T00:00:00Z"][..]
+        )
+        .prop_map(Value::from),
     ]
 }
 
@@ -96,6 +116,13 @@ fn plausible_task() -> impl Strategy<Value = Value> {
         json!({"retry": {"max_retries": 1, "initial_delay_secs": 400}}),
         json!({"retry": {"max_retries": 2, "max_delay_secs": 1, "backoff_multiplier": 1, "retry_on": ["timeout"]}}),
         json!({"retry": {"max_retries": 2, "max_delay_secs": 1, "initial_delay_secs": 2}}),
+        json!({"retry": {"max_retries": 3, "strategy": "immediate", "retry_on_status": ["4xx"], "jitter_ms": 0}}),
+        json!({"retry": {"max_retries": 3, "strategy": "fixed_delay", "delay_secs": 3600, "expires_after_secs": 1}}),
+        json!({"retry": {"max_retries": 3, "strategy": "fixed_delay", "schedule": [{"secs": 1}]}}),
+        json!({"retry": {"max_retries": 3, "strategy": "custom", "schedule": [{"secs": 1}, {"days": 30}]}}),
+        json!({"retry": {"max_retries": 3, "strategy": "custom", "schedule": [{"days": 31}]}}),
+        json!({"retry": {"max_retries": 3, "retry_on_status": ["5xx"], "no_retry_on_status": ["5xx"]}}),
+        json!({"retry": null}),
         json!({"on_start": webhook("https://w/start")}),
         json!({"on_success": [webhook("http://w/")]}),
         json!({"on_failure": [webhook("gopher://w/")]}),
@@ -128,11 +155,26 @@ fn check_action(action: &Action) {
 
 fn check_policy(policy: &Policy) {
     assert!((1..=LIMITS.retry.max_retries).contains(&policy.max_retries));
-    assert!(1 <= policy.initial_delay_secs && policy.initial_delay_secs <= policy.max_delay_secs);
-    assert!(policy.max_delay_secs <= LIMITS.retry.max_delay_secs);
-    assert!(policy.backoff_multiplier.is_finite() && policy.backoff_multiplier >= 1.0);
+    let longest = LIMITS.retry.max_delay_secs;
+    match &policy.strategy {
+        Growth::Immediate => {}
+        Growth::ExponentialBackoff { initial_delay_secs, backoff_multiplier, max_delay_secs } => {
+            assert!(1 <= *initial_delay_secs && initial_delay_secs <= max_delay_secs && *max_delay_secs <= longest);
+            assert!(backoff_multiplier.is_finite() && *backoff_multiplier >= 1.0);
+        }
+        Growth::FixedDelay { delay_secs } => assert!((1..=longest).contains(delay_secs)),
+        Growth::Custom { schedule } => {
+            assert!((1..=1000).contains(&schedule.len()));
+            let longest = LIMITS.retry.max_schedule_delay_secs;
+            assert!(schedule.iter().all(|delay| (1..=longest).contains(&delay.secs())));
+        }
+    }
     assert!(policy.jitter_ms <= 3_600_000);
     assert!(!policy.retry_on.is_empty() && policy.retry_on.len() <= Trigger::ALL.len());
+    assert!(policy.retry_on_status.iter().all(|pattern| !policy.no_retry_on_status.contains(pattern)));
+    assert!(policy.expires_after_secs.is_none_or(|secs| secs >= 1));
+    let stored = serde_json::to_value(policy).unwrap();
+    assert_eq!(serde_json::from_value::<Policy>(stored).unwrap(), *policy, "what is stored is read back");
 }
 
 fn check_batch(batch: &NewBatch) {
@@ -150,9 +192,12 @@ fn check_batch(batch: &NewBatch) {
         assert!(task.dependencies.is_sorted_by(|a, b| a.parent < b.parent), "each parent once");
         assert!(task.dependencies.iter().all(|d| d.parent < i), "parents come first");
         parents.extend(task.dependencies.iter().map(|d| d.parent));
-        task.retry.iter().for_each(check_policy);
+        if let RetryChoice::Own(policy) = &task.retry {
+            check_policy(policy);
+        }
         let actions = &task.actions;
-        actions.on_start.iter().chain(&actions.on_success).chain(&actions.on_failure).for_each(check_action);
+        let ends = actions.on_success.iter().chain(&actions.on_failure).chain(&actions.on_retry);
+        actions.on_start.iter().chain(ends).for_each(check_action);
     }
     for (i, task) in batch.tasks.iter().enumerate() {
         assert_eq!(task.has_children, parents.contains(&i));
@@ -180,12 +225,21 @@ proptest! {
                 prop_assert!(patch.run.is_none_or(|run| run >= 0) && patch.expected_count.is_none_or(|c| c >= 0));
                 if let Some(Err(failure)) = patch.result {
                     prop_assert!(!failure.reason.is_empty() && failure.failure_type != FailureType::Dependency);
+                    prop_assert!(failure.retry_after.is_none() || !failure.failure_type.is_final());
                 }
             }
             Err(problems) => check_problems(&problems),
         }
         match read_progress(body.clone()) {
             Ok(progress) => prop_assert!(progress.success >= 0 && progress.failures >= 0),
+            Err(problems) => check_problems(&problems),
+        }
+        match read_default_policy(body.clone(), &LIMITS.retry) {
+            Ok(policy) => check_policy(&policy),
+            Err(problems) => check_problems(&problems),
+        }
+        match read_retry_request(body.clone()) {
+            Ok(request) => prop_assert!(request.requested_by.is_none_or(|by| (1..=255).contains(&by.chars().count()))),
             Err(problems) => check_problems(&problems),
         }
         if let Some(action) = read_answered_action(body.to_string().as_bytes()) {

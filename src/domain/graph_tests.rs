@@ -3,9 +3,14 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
+use crate::domain::failure::{FailureType, Trigger};
 use crate::domain::lifecycle::{Cause, Report};
-use crate::domain::retry::{FailureType, Trigger};
 use crate::domain::sample::{self, at, failure, moment};
+
+#[path = "life_tests.rs"]
+mod lives;
+#[path = "revive_tests.rs"]
+mod revivals;
 
 use Status::{Canceled, Failure, Paused, Pending, Success, Waiting};
 

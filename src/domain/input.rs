@@ -7,30 +7,46 @@ use std::ops::RangeInclusive;
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value};
 
+/// More than anybody reads; past this they are only counted.
+const MOST_PROBLEMS: usize = 10_000;
+/// Long enough to find the place, short enough not to be used against us.
+const LONGEST_PATH: usize = 300;
+
 /// Everything that is wrong with a request, one line per problem: `path: what is wrong`.
 #[derive(Debug, Default)]
-pub struct Problems(Vec<String>);
+pub struct Problems {
+    lines: Vec<String>,
+    more: usize,
+}
 
 impl Problems {
     pub fn add(&mut self, path: impl Display, problem: impl Display) {
+        if self.lines.len() >= MOST_PROBLEMS {
+            self.more += 1;
+            return;
+        }
         let path = path.to_string();
         let path = if path.is_empty() { "body" } else { path.trim_start_matches('.') };
-        self.0.push(format!("{path}: {problem}"));
+        let path: String = path.chars().take(LONGEST_PATH).collect();
+        self.lines.push(format!("{path}: {problem}"));
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.lines.is_empty()
     }
 
-    pub fn into_vec(self) -> Vec<String> {
-        self.0
+    pub fn into_vec(mut self) -> Vec<String> {
+        if self.more > 0 {
+            self.lines.push(format!("body: and {} more problems", self.more));
+        }
+        self.lines
     }
 
     /// The value, unless something was wrong with the request.
     pub fn or<T>(self, value: Option<T>) -> Result<T, Vec<String>> {
         match value {
             Some(value) if self.is_empty() => Ok(value),
-            _ => Err(self.0),
+            _ => Err(self.into_vec()),
         }
     }
 }
@@ -165,6 +181,11 @@ impl Fields {
         found.map(|(_, value)| *value)
     }
 
+    /// Whether the field is there at all, be it null.
+    pub fn names(&self, name: &str) -> bool {
+        self.map.contains_key(name)
+    }
+
     /// Null counts as absent.
     pub fn has(&self, name: &str) -> bool {
         self.map.get(name).is_some_and(|v| !v.is_null())
@@ -182,21 +203,37 @@ pub fn representable(at: &DateTime<Utc>) -> bool {
     (0..=253_402_300_799).contains(&at.timestamp())
 }
 
-/// PostgreSQL's text cannot hold NUL, so no string of a request may, wherever it stands.
+/// PostgreSQL's text cannot hold NUL, so no string of a request may, wherever it stands. Paths are put together only
+/// where one is found: a body can have long names around very many values.
 pub fn refuse_nul(value: &Value, path: &str, problems: &mut Problems) {
+    look_for_nul(value, &mut vec![Segment::Name(path)], problems);
+}
+
+#[derive(Clone, Copy)]
+enum Segment<'a> {
+    Name(&'a str),
+    Field(&'a str),
+    Item(usize),
+}
+
+fn look_for_nul<'a>(value: &'a Value, path: &mut Vec<Segment<'a>>, problems: &mut Problems) {
     match value {
-        Value::String(text) if text.contains('\0') => problems.add(path, "must not contain NUL characters"),
+        Value::String(text) if text.contains('\0') => problems.add(shown_path(path), "must not contain NUL characters"),
         Value::Array(items) => {
             for (i, item) in items.iter().enumerate() {
-                refuse_nul_below(item, || format!("{path}[{i}]"), problems);
+                path.push(Segment::Item(i));
+                look_for_nul(item, path, problems);
+                path.pop();
             }
         }
         Value::Object(map) => {
             for (name, item) in map {
                 if name.contains('\0') {
-                    problems.add(path, "field names must not contain NUL characters");
+                    problems.add(shown_path(path), "field names must not contain NUL characters");
                 } else {
-                    refuse_nul_below(item, || format!("{path}.{name}"), problems);
+                    path.push(Segment::Field(name));
+                    look_for_nul(item, path, problems);
+                    path.pop();
                 }
             }
         }
@@ -204,13 +241,19 @@ pub fn refuse_nul(value: &Value, path: &str, problems: &mut Problems) {
     }
 }
 
-/// Builds the path only where it is needed: most values are fine.
-fn refuse_nul_below(value: &Value, path: impl Fn() -> String, problems: &mut Problems) {
-    match value {
-        Value::String(text) if !text.contains('\0') => {}
-        Value::String(_) | Value::Array(_) | Value::Object(_) => refuse_nul(value, &path(), problems),
-        _ => {}
+fn shown_path(path: &[Segment]) -> String {
+    let mut text = String::new();
+    for segment in path {
+        match segment {
+            Segment::Name(name) => text.push_str(name),
+            Segment::Field(name) => text.extend(".".chars().chain(name.chars().take(LONGEST_PATH))),
+            Segment::Item(i) => text.extend(["[", &i.to_string(), "]"]),
+        }
+        if text.len() > 4 * LONGEST_PATH {
+            break;
+        }
     }
+    text
 }
 
 fn name_of(value: &Value) -> &'static str {

@@ -1,12 +1,19 @@
 //! The whole state machine. `decide` is the only maker of a [`Transition`], and a transition is the only
 //! thing the store accepts as a change of status; [`Settled`] is the only thing that moves children.
 
+mod record;
+mod transition;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::retry::{self, Failure, FailureType, Final, Trigger, Verdict};
-use super::status::{Outcome, Status};
+use super::failure::{Failure, FailureType, Trigger};
+use super::retry::{self, Circumstances, Final, Verdict};
+use super::status::Status;
 use super::task::Task;
+
+pub use record::{Attempt, AttemptOutcome, RetryType};
+pub use transition::{Cause, Notice, Settled, Transition};
 
 /// What happened to a task.
 #[derive(Clone, Debug)]
@@ -36,6 +43,20 @@ pub enum Event {
     Canceled,
     Paused,
     Resumed,
+    /// Somebody wants it executed again. `wait_count` parents are open; one that is being executed is given up if
+    /// it has shown no sign of life for `stuck_after`.
+    RetriedByHand {
+        wait_count: i32,
+        stuck_after: TimeDelta,
+    },
+    /// What it failed of, a parent, is being retried.
+    Revived {
+        wait_count: i32,
+    },
+    /// So many parents that had ended are open again.
+    ParentsReopened {
+        count: i32,
+    },
 }
 
 /// What a worker says about a run. Without `run`, about the current one.
@@ -49,159 +70,23 @@ pub struct Report {
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     pub now: DateTime<Utc>,
-    /// A random number from 0 up to 1.
-    pub jitter: f64,
+    pub jitter: Jitter,
+    pub limits: retry::Limits,
+}
+
+/// Where the jitter of a retry comes from.
+#[derive(Clone, Copy, Debug)]
+pub enum Jitter {
+    /// A random number from 0 up to 1 for a whole transaction: each task moves it on by a share of its own, so that
+    /// tasks that fail together do not come back together.
+    Spread(f64),
+    /// This share of the most that the policy allows, for every task.
+    Exactly(f64),
 }
 
 /// The event does not fit the state of the task. Nothing may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
-
-/// Why a status changed, for the history and the metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    Parents,
-    Dependency,
-    Claim,
-    Start,
-    LeaseRanOut,
-    Failed(Trigger),
-    Report,
-    RetryDue,
-    Cancel,
-    Pause,
-    Resume,
-}
-
-impl Cause {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Cause::Parents => "parents",
-            Cause::Dependency => "dependency",
-            Cause::Claim => "claim",
-            Cause::Start => "start",
-            Cause::LeaseRanOut => "lease_ran_out",
-            Cause::Failed(trigger) => trigger.as_str(),
-            Cause::Report => "report",
-            Cause::RetryDue => "retry_due",
-            Cause::Cancel => "cancel",
-            Cause::Pause => "pause",
-            Cause::Resume => "resume",
-        }
-    }
-}
-
-/// A change that `decide` allowed: the row as it was, the row as it will be, and what goes with it.
-#[derive(Clone, Debug)]
-pub struct Transition {
-    from: Status,
-    from_run: i32,
-    task: Task,
-    cause: Cause,
-    attempt: Option<Attempt>,
-    notice: Option<Notice>,
-}
-
-impl Transition {
-    pub fn from(&self) -> Status {
-        self.from
-    }
-
-    pub fn from_run(&self) -> i32 {
-        self.from_run
-    }
-
-    /// The task as it will be.
-    pub fn task(&self) -> &Task {
-        &self.task
-    }
-
-    pub fn cause(&self) -> Cause {
-        self.cause
-    }
-
-    pub fn attempt(&self) -> Option<&Attempt> {
-        self.attempt.as_ref()
-    }
-
-    pub fn notice(&self) -> Option<Notice> {
-        self.notice
-    }
-
-    /// What this change tells the children, if it is one that may tell them anything.
-    pub fn settled(&self) -> Option<Settled> {
-        let outcome = self.task.status.outcome()?;
-        Some(Settled { id: self.task.id, outcome })
-    }
-}
-
-/// A task whose fate is final. Can only be had from a transition to a terminal status.
-#[derive(Clone, Copy, Debug)]
-pub struct Settled {
-    id: Uuid,
-    outcome: Outcome,
-}
-
-impl Settled {
-    pub fn id(self) -> Uuid {
-        self.id
-    }
-
-    pub fn outcome(self) -> Outcome {
-        self.outcome
-    }
-}
-
-/// A notification that goes with a transition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
-    Success,
-    Failure,
-    Cancel,
-}
-
-/// The record of one execution, made when it ends.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Attempt {
-    pub run: i32,
-    pub attempt: i16,
-    pub instance: Option<Uuid>,
-    pub started_at: Option<DateTime<Utc>>,
-    pub ended_at: DateTime<Utc>,
-    pub outcome: AttemptOutcome,
-    pub cause: Cause,
-    pub failure: Option<Failure>,
-    pub delay_ms: Option<u64>,
-    pub jitter_ms: Option<u64>,
-    pub next_retry_at: Option<DateTime<Utc>>,
-    pub reason: String,
-    /// It failed because the retries are used up, not because none was allowed.
-    pub exhausted: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttemptOutcome {
-    Success,
-    Retried,
-    Failed,
-    Canceled,
-}
-
-impl AttemptOutcome {
-    pub fn parse(text: &str) -> Option<AttemptOutcome> {
-        use AttemptOutcome::{Canceled, Failed, Retried, Success};
-        [Success, Retried, Failed, Canceled].into_iter().find(|outcome| outcome.as_str() == text)
-    }
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            AttemptOutcome::Success => "success",
-            AttemptOutcome::Retried => "retried",
-            AttemptOutcome::Failed => "failed",
-            AttemptOutcome::Canceled => "canceled",
-        }
-    }
-}
 
 /// `Ok(Some)`: do this. `Ok(None)`: it already is so, nothing to do. `Err`: it may not be.
 pub type Decision = Result<Option<Transition>, Refused>;
@@ -215,6 +100,7 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
             after.status = Status::Claimed;
             after.claimed_by = Some(*by);
             after.claimed_run = Some(task.run);
+            after.wait_count = 0;
             after.timeout_at = Some(moment.now + *lease);
             change(task, after, Cause::Claim, None)
         }
@@ -244,6 +130,7 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
                 failure_type: FailureType::Timeout,
                 reason: format!("no sign of life for {} s", task.timeout_secs),
                 http_status: None,
+                retry_after: None,
             };
             fail(task, &failure, Cause::Failed(Trigger::Timeout), moment)
         }
@@ -263,6 +150,21 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
             Status::Claimed | Status::Running | Status::Success | Status::Failure | Status::Canceled => Err(Refused),
         },
         Event::Resumed => resumed(task, moment),
+        Event::RetriedByHand { wait_count, stuck_after } => retried_by_hand(task, *wait_count, *stuck_after, moment),
+        Event::Revived { wait_count } => {
+            need(task.status == Status::Failure && task.failure_type == Some(FailureType::Dependency))?;
+            let mut after = anew(task, *wait_count);
+            after.run += 1;
+            after.manual_run = Some(after.run);
+            change(task, after, Cause::Manual, None)
+        }
+        Event::ParentsReopened { count } => {
+            // One that is in line already stays there, but knows again what it depends on, should it be paused.
+            let in_line = matches!(task.status, Status::Pending | Status::Paused);
+            need(task.status == Status::Waiting || in_line && !task.has_begun())?;
+            let after = Task { wait_count: task.wait_count + count, ..task.clone() };
+            change(task, after, Cause::Manual, None)
+        }
     }
 }
 
@@ -273,8 +175,8 @@ pub fn repeats(task: &Task, report: &Report, recorded: Option<(i32, AttemptOutco
     let Some((run, outcome, by_report)) = recorded else { return false };
     let same = match outcome {
         AttemptOutcome::Success => report.result.is_ok(),
-        AttemptOutcome::Retried | AttemptOutcome::Failed => report.result.is_err(),
-        AttemptOutcome::Canceled => false,
+        AttemptOutcome::Retried | AttemptOutcome::Deferred | AttemptOutcome::Failed => report.result.is_err(),
+        AttemptOutcome::Canceled | AttemptOutcome::Lost => false,
     };
     let moved_on = report.run.is_some() || !task.status.is_executing() && !task.status.is_terminal();
     run == about && by_report && same && moved_on
@@ -286,13 +188,7 @@ fn need(condition: bool) -> Result<(), Refused> {
 
 #[allow(clippy::unnecessary_wraps, reason = "it ends every branch of a decision")]
 fn change(before: &Task, after: Task, cause: Cause, attempt: Option<Attempt>) -> Decision {
-    let notice = match after.status.outcome() {
-        Some(Outcome::Success) => Some(Notice::Success),
-        Some(Outcome::Failure) => Some(Notice::Failure),
-        Some(Outcome::Canceled) if before.status.is_executing() => Some(Notice::Cancel),
-        Some(Outcome::Canceled) | None => None,
-    };
-    Ok(Some(Transition { from: before.status, from_run: before.run, task: after, cause, attempt, notice }))
+    Ok(Some(Transition::new(before, after, cause, attempt)))
 }
 
 /// Leaves Claimed or Running: nobody holds the task any more.
@@ -325,7 +221,9 @@ fn back_in_line(task: &Task) -> Task {
 fn parents_settled(task: &Task, count: i32, doomed: bool, moment: Moment) -> Decision {
     match task.status {
         Status::Waiting | Status::Paused => {}
-        // A task that has ended keeps its record; one that runs cannot have an open parent.
+        // In line, because its parent had ended before it was retried by hand: it only keeps count.
+        Status::Pending if task.wait_count > 0 && !doomed => {}
+        // A task that has ended keeps its record; one that is being executed has no use for the count.
         Status::Success | Status::Failure | Status::Canceled => return Ok(None),
         Status::Pending | Status::Claimed | Status::Running | Status::RetryPending => return Err(Refused),
     }
@@ -356,6 +254,7 @@ fn reported(task: &Task, report: &Report, moment: Moment) -> Decision {
         return fail(task, failure, Cause::Report, moment);
     }
     let mut after = task.clone();
+    after.started_at = began(task);
     end(&mut after, Status::Success, moment.now);
     after.failure_type = None;
     after.failure_reason = None;
@@ -372,31 +271,97 @@ fn fail(task: &Task, failure: &Failure, cause: Cause, moment: Moment) -> Decisio
     after.failure_type = Some(failure.failure_type);
     after.failure_reason = Some(failure.reason.clone());
     let mut record = Attempt { failure: Some(failure.clone()), ..record(task, cause, moment.now) };
-    match retry::judge(task.retry.as_ref(), failure, task.attempt, moment.now, moment.jitter) {
+    let around = Circumstances {
+        attempt: task.attempt,
+        deferrals: task.deferrals,
+        created_at: task.created_at,
+        now: moment.now,
+        jitter: moment.jitter.share_of(task),
+        limits: moment.limits,
+    };
+    let judgement = retry::judge(task.retry.as_ref(), failure, around);
+    record.reason = judgement.reason;
+    match judgement.verdict {
         Verdict::Retry { delay_ms, jitter_ms, at } => {
-            release(&mut after);
-            after.status = Status::RetryPending;
+            schedule(&mut after, at);
             after.attempt += 1;
-            after.run += 1;
-            after.next_retry_at = Some(at);
             record.outcome = AttemptOutcome::Retried;
             record.delay_ms = Some(delay_ms);
             record.jitter_ms = Some(jitter_ms);
             record.next_retry_at = Some(at);
-            record.reason = format!(
-                "retry {} of {} in {delay_ms} ms and {jitter_ms} ms of jitter",
-                after.attempt,
-                task.retry.as_ref().map_or(0, |p| p.max_retries),
-            );
+        }
+        Verdict::Defer { delay_ms, at } => {
+            schedule(&mut after, at);
+            after.deferrals += 1;
+            record.outcome = AttemptOutcome::Deferred;
+            record.delay_ms = Some(delay_ms);
+            record.jitter_ms = Some(0);
+            record.next_retry_at = Some(at);
         }
         Verdict::Final(why) => {
             end(&mut after, Status::Failure, moment.now);
+            if why == Final::Expired {
+                after.failure_reason = Some(format!("{} ({})", failure.reason, record.reason));
+            }
             record.outcome = AttemptOutcome::Failed;
-            record.reason = why.explain(task.retry.as_ref());
-            record.exhausted = why == Final::Exhausted;
+            record.refusal = Some(why);
         }
     }
     change(task, after, cause, Some(record))
+}
+
+impl Jitter {
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "only the spread counts")]
+    fn share_of(self, task: &Task) -> f64 {
+        let unit = match self {
+            Jitter::Exactly(unit) => return unit,
+            Jitter::Spread(unit) => unit,
+        };
+        let own = task.id.as_u128() as u64 ^ u64::from(task.run.cast_unsigned());
+        let mixed = own.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (unit + (mixed >> 11) as f64 / (1u64 << 53) as f64).fract()
+    }
+}
+
+fn schedule(task: &mut Task, at: DateTime<Utc>) {
+    release(task);
+    task.status = Status::RetryPending;
+    task.run += 1;
+    task.next_retry_at = Some(at);
+}
+
+/// In line as if it had never been executed, behind as many parents as are open.
+fn anew(task: &Task, wait_count: i32) -> Task {
+    let mut after = back_in_line(task);
+    release(&mut after);
+    after.status = if wait_count > 0 { Status::Waiting } else { Status::Pending };
+    after.wait_count = wait_count;
+    after.attempt = 0;
+    after.deferrals = 0;
+    after
+}
+
+fn retried_by_hand(task: &Task, wait_count: i32, stuck_after: TimeDelta, moment: Moment) -> Decision {
+    let mut after = anew(task, wait_count);
+    let mut lost = None;
+    match task.status {
+        Status::Failure | Status::Canceled => after.run += 1,
+        // Its run rose when the retry was scheduled; that retry is dropped with the date.
+        Status::RetryPending => {}
+        Status::Claimed | Status::Running => {
+            need(task.last_updated + stuck_after <= moment.now)?;
+            after.run += 1;
+            lost = Some(Attempt {
+                outcome: AttemptOutcome::Lost,
+                reason: format!("given up by hand, no sign of life since {}", task.last_updated),
+                ..record(task, Cause::Manual, moment.now)
+            });
+        }
+        Status::Pending | Status::Waiting if task.manual_run == Some(task.run) => return Ok(None),
+        Status::Pending | Status::Waiting | Status::Paused | Status::Success => return Err(Refused),
+    }
+    after.manual_run = Some(after.run);
+    change(task, after, Cause::Manual, lost)
 }
 
 fn canceled(task: &Task, moment: Moment) -> Decision {
@@ -437,12 +402,17 @@ fn resumed(task: &Task, moment: Moment) -> Decision {
     change(task, after, Cause::Resume, None)
 }
 
+/// When the execution began. One that never got as far as Running began with its claim, its last change.
+fn began(task: &Task) -> Option<DateTime<Utc>> {
+    task.started_at.or((task.status == Status::Claimed).then_some(task.last_updated))
+}
+
 fn record(task: &Task, cause: Cause, now: DateTime<Utc>) -> Attempt {
     Attempt {
         run: task.run,
         attempt: task.attempt,
         instance: task.claimed_by,
-        started_at: task.started_at,
+        started_at: began(task),
         ended_at: now,
         outcome: AttemptOutcome::Failed,
         cause,
@@ -451,7 +421,12 @@ fn record(task: &Task, cause: Cause, now: DateTime<Utc>) -> Attempt {
         jitter_ms: None,
         next_retry_at: None,
         reason: String::new(),
-        exhausted: false,
+        retry_type: match (task.run, task.manual_run) {
+            (run, Some(manual)) if run == manual => Some(RetryType::Manual),
+            (0, _) => None,
+            _ => Some(RetryType::Automatic),
+        },
+        refusal: None,
     }
 }
 

@@ -1,6 +1,10 @@
 use super::*;
 use crate::domain::sample::{ATTEMPT, ME, RUN, SOMEBODY_ELSE, at, failure, moment, policy, task};
 
+#[path = "by_hand_tests.rs"]
+mod by_hand;
+#[path = "deferral_tests.rs"]
+mod deferrals;
 #[path = "report_tests.rs"]
 mod reports;
 #[path = "walk_tests.rs"]
@@ -18,7 +22,7 @@ fn report(run: Option<i32>, result: Result<(), Failure>) -> Event {
 fn changed(task: &Task, event: &Event, moment: Moment) -> Transition {
     let decision = decide(task, event, moment);
     let Ok(Some(transition)) = decision else { panic!("{event:?} on {task:?} gave {decision:?}") };
-    check(task, &transition);
+    check(task, event, &transition);
     transition
 }
 
@@ -27,11 +31,14 @@ fn refused(task: &Task, event: &Event, moment: Moment) -> bool {
 }
 
 /// What holds for every change, whatever made it.
-fn check(before: &Task, transition: &Transition) {
+fn check(before: &Task, event: &Event, transition: &Transition) {
     let after = transition.task();
     let status = after.status;
+    let by_hand = matches!(event, Event::RetriedByHand { .. });
+    let anew = by_hand || matches!(event, Event::Revived { .. });
     assert_eq!((transition.from(), transition.from_run()), (before.status, before.run));
-    assert!(!before.status.is_terminal(), "a terminal task is never changed: {transition:?}");
+    assert!(!before.status.is_terminal() || anew, "a terminal task is never changed but by hand: {transition:?}");
+    assert!(!anew || matches!(status, Status::Pending | Status::Waiting), "{transition:?}");
 
     assert_eq!(after.ended_at.is_some(), status.is_terminal(), "{transition:?}");
     assert_eq!(after.claimed_by.is_some(), status.is_executing(), "{transition:?}");
@@ -45,32 +52,49 @@ fn check(before: &Task, transition: &Transition) {
     let settled = transition.settled().map(|s| (s.id(), s.outcome()));
     assert_eq!(settled, status.outcome().map(|outcome| (before.id, outcome)));
     assert!(status != Status::RetryPending || settled.is_none());
+    let scheduled = status == Status::RetryPending && before.status != Status::Paused;
     let notice = match status {
         Status::Success => Some(Notice::Success),
         Status::Failure => Some(Notice::Failure),
         Status::Canceled if before.status.is_executing() => Some(Notice::Cancel),
+        Status::RetryPending if scheduled => Some(Notice::Retry),
         _ => None,
     };
     assert_eq!(transition.notice(), notice);
 
-    let retried = status == Status::RetryPending && before.status != Status::Paused;
-    assert_eq!(after.run, before.run + i32::from(retried));
-    assert_eq!(after.attempt, before.attempt + i16::from(retried));
-    if before.status.is_executing() && !status.is_executing() && status != Status::Pending {
-        assert!(transition.attempt().is_some(), "the end of an execution is recorded: {transition:?}");
+    let record = transition.attempt();
+    let deferred = record.is_some_and(|record| record.outcome == AttemptOutcome::Deferred);
+    assert!(!deferred || scheduled, "{transition:?}");
+    let (attempt, deferrals) = match (anew, scheduled) {
+        (true, _) => (0, 0),
+        (false, true) if deferred => (before.attempt, before.deferrals + 1),
+        (false, scheduled) => (before.attempt + i16::from(scheduled), before.deferrals),
+    };
+    assert_eq!((after.attempt, after.deferrals), (attempt, deferrals), "{transition:?}");
+    let again = scheduled || anew && before.status != Status::RetryPending;
+    assert_eq!(after.run, before.run + i32::from(again), "{transition:?}");
+    assert_eq!(after.manual_run, if anew { Some(after.run) } else { before.manual_run });
+
+    let given_back = matches!(event, Event::LeaseRanOut);
+    if before.status.is_executing() && !status.is_executing() && !given_back {
+        assert!(record.is_some(), "the end of an execution is recorded: {transition:?}");
     }
-    if let Some(record) = transition.attempt() {
+    if let Some(record) = record {
         assert_eq!((record.run, record.attempt), (before.run, before.attempt));
-        assert_eq!((record.instance, record.started_at), (before.claimed_by, before.started_at));
+        assert_eq!((record.instance, record.started_at), (before.claimed_by, began(before)));
+        assert_eq!(record.outcome == AttemptOutcome::Failed, record.refusal.is_some(), "{transition:?}");
+        assert_eq!(record.outcome == AttemptOutcome::Lost, by_hand, "{transition:?}");
+        assert_eq!(record.next_retry_at, after.next_retry_at);
         assert!(!record.reason.is_empty());
     }
     let untouched = Task {
         id: before.id,
         batch_id: before.batch_id,
+        kind: before.kind.clone(),
         flags: before.flags,
-        deferrals: before.deferrals,
         timeout_secs: before.timeout_secs,
         created_at: before.created_at,
+        last_updated: before.last_updated,
         retry: before.retry.clone(),
         ..after.clone()
     };
@@ -98,6 +122,7 @@ macro_rules! table {
     };
 }
 
+const WAI: Cell = Cell::To(Status::Waiting);
 const PEN: Cell = Cell::To(Status::Pending);
 const CLA: Cell = Cell::To(Status::Claimed);
 const RNG: Cell = Cell::To(Status::Running);
@@ -146,6 +171,20 @@ table! {
         => [PAU, PAU, NO_, NO_, PAU, SAM, NO_, NO_, NO_];
     Event::Resumed, Event::Resumed
         => [SAM, SAM, SAM, SAM, SAM, PEN, NO_, NO_, NO_];
+    // The samples have been silent for 30 s.
+    Event::RetriedByHand { wait_count: 0, .. }, by_hand(0, 30)
+        => [NO_, NO_, PEN, PEN, PEN, NO_, NO_, PEN, PEN];
+    Event::RetriedByHand { .. }, by_hand(2, 31)
+        => [NO_, NO_, NO_, NO_, WAI, NO_, NO_, WAI, WAI];
+    Event::Revived { .. }, Event::Revived { wait_count: 1 }
+        => [NO_, NO_, NO_, NO_, NO_, NO_, NO_, NO_, NO_];
+    Event::ParentsReopened { .. }, Event::ParentsReopened { count: 1 }
+        => [WAI, NO_, NO_, NO_, NO_, NO_, NO_, NO_, NO_];
+}
+
+/// A retry of a task with so many open parents; it is stuck after so many seconds.
+fn by_hand(wait_count: i32, stuck_after: i64) -> Event {
+    Event::RetriedByHand { wait_count, stuck_after: TimeDelta::seconds(stuck_after) }
 }
 
 fn refusal() -> Failure {
@@ -160,7 +199,7 @@ fn every_event_in_every_status() {
             let before = task(status);
             let found = match decide(&before, &event, moment(0)) {
                 Ok(Some(transition)) => {
-                    check(&before, &transition);
+                    check(&before, &event, &transition);
                     Cell::To(transition.task().status)
                 }
                 Ok(None) => Cell::Nothing,
@@ -332,7 +371,7 @@ fn two_timeouts_and_then_success() {
         clock += 30;
         let timed_out = changed(&parent, &Event::TimedOut, moment(clock));
         assert!(timed_out.settled().is_none(), "the child hears nothing");
-        assert_eq!(timed_out.notice(), None);
+        assert_eq!(timed_out.notice(), Some(Notice::Retry));
         parent = timed_out.task().clone();
         assert_eq!((parent.status, parent.attempt, parent.run), (Status::RetryPending, attempt, i32::from(attempt)));
         assert_eq!(parent.next_retry_at, Some(at(clock + delay)));

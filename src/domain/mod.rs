@@ -1,11 +1,16 @@
 //! The rules of the service as plain values and functions. Nothing in here may know a database, a network,
 //! a clock or a random number: what they say comes in as arguments, so every rule can be tested as a table.
 
+pub mod failure;
 pub mod graph;
 pub mod input;
 pub mod lifecycle;
+pub mod new_policy;
 pub mod new_task;
+pub mod patch;
+pub mod policy;
 pub mod retry;
+pub mod retry_view;
 #[cfg(test)]
 mod sample;
 pub mod status;

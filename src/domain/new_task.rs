@@ -1,4 +1,4 @@
-//! Requests that create or change tasks, from JSON to values that obey every limit.
+//! Requests that create tasks, from JSON to values that obey every limit.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,7 +6,9 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 
 use super::input::{Fields, Problems, refuse_nul};
-use super::retry::{Failure, FailureType, Policy, PolicyLimits, Strategy, Trigger};
+use super::new_policy::read_policy;
+use super::policy::Policy;
+use super::retry;
 use super::status::Status;
 use super::task::Flags;
 use super::webhook::{Action, ActionKind, Actions, RESERVED_HEADERS, Verb, WebhookParams};
@@ -16,9 +18,10 @@ use super::webhook::{Action, ActionKind, Actions, RESERVED_HEADERS, Verb, Webhoo
 pub struct Limits {
     pub tasks_per_batch: usize,
     pub dependencies_per_task: usize,
+    pub links_per_batch: usize,
     pub actions_per_task: usize,
     pub metadata_bytes: usize,
-    pub retry: PolicyLimits,
+    pub retry: retry::Limits,
 }
 
 #[derive(Debug, PartialEq)]
@@ -42,8 +45,18 @@ pub struct NewTask {
     pub has_children: bool,
     pub expected_count: Option<i32>,
     pub dead_end_barrier: bool,
-    pub retry: Option<Policy>,
+    pub retry: RetryChoice,
     pub run_at: Option<DateTime<Utc>>,
+}
+
+/// Where the retry policy of a new task comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RetryChoice {
+    Own(Policy),
+    /// Explicitly none, even if the kind has one.
+    OptOut,
+    /// Not a word: the default of the kind, if there is one.
+    OfKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +71,7 @@ impl NewTask {
         flags.set(Flags::ON_START, self.actions.on_start.is_some());
         flags.set(Flags::ON_SUCCESS, !self.actions.on_success.is_empty());
         flags.set(Flags::ON_FAILURE, !self.actions.on_failure.is_empty());
+        flags.set(Flags::ON_RETRY, !self.actions.on_retry.is_empty());
         flags.set(Flags::HAS_CHILDREN, self.has_children);
         flags
     }
@@ -65,24 +79,6 @@ impl NewTask {
     pub fn status(&self) -> Status {
         if self.dependencies.is_empty() { Status::Pending } else { Status::Waiting }
     }
-}
-
-/// What `PATCH /task/{id}` asks for.
-#[derive(Debug, Default, PartialEq)]
-pub struct Patch {
-    pub result: Option<Result<(), Failure>>,
-    pub metadata: Option<Value>,
-    pub progress: Progress,
-    pub expected_count: Option<i32>,
-    pub priority: Option<i16>,
-    pub run: Option<i32>,
-}
-
-/// What a worker adds to the counters of its task.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    pub success: i64,
-    pub failures: i64,
 }
 
 pub fn read_batch(body: Value, limits: &Limits) -> Result<NewBatch, Vec<String>> {
@@ -118,35 +114,6 @@ pub fn read_batch(body: Value, limits: &Limits) -> Result<NewBatch, Vec<String>>
     problems.or(batch)
 }
 
-pub fn read_patch(body: Value, limits: &Limits) -> Result<Patch, Vec<String>> {
-    let mut problems = Problems::default();
-    refuse_nul(&body, "", &mut problems);
-    let patch = Fields::open(body, "", &mut problems).map(|mut fields| {
-        let result = read_result(&mut fields, &mut problems);
-        let patch = Patch {
-            result,
-            metadata: read_metadata(&mut fields, limits, &mut problems),
-            progress: read_counters(&mut fields, &mut problems),
-            expected_count: fields.integer("expected_count", 0..=i32::MAX, &mut problems),
-            priority: fields.integer("priority", -1000..=1000, &mut problems),
-            run: fields.integer("run", 0..=i32::MAX, &mut problems),
-        };
-        fields.close(&mut problems);
-        patch
-    });
-    problems.or(patch)
-}
-
-pub fn read_progress(body: Value) -> Result<Progress, Vec<String>> {
-    let mut problems = Problems::default();
-    let progress = Fields::open(body, "", &mut problems).map(|mut fields| {
-        let progress = read_counters(&mut fields, &mut problems);
-        fields.close(&mut problems);
-        progress
-    });
-    problems.or(progress)
-}
-
 /// An action as it may come back in the answer to `on_start`: `None` where there is none, or none that is valid.
 pub fn read_answered_action(answer: &[u8]) -> Option<Action> {
     let value: Value = serde_json::from_slice(answer).ok()?;
@@ -154,45 +121,6 @@ pub fn read_answered_action(answer: &[u8]) -> Option<Action> {
     refuse_nul(&value, "", &mut problems);
     let action = read_action(value, "answer", &mut problems);
     problems.or(action).ok()
-}
-
-fn read_result(fields: &mut Fields, problems: &mut Problems) -> Option<Result<(), Failure>> {
-    let status = fields.take("status");
-    let has_reason = fields.has("failure_reason");
-    let reason = fields.string("failure_reason", 1..=65_536, problems);
-    let types: Vec<(&str, FailureType)> =
-        FailureType::ALL.iter().filter(|t| **t != FailureType::Dependency).map(|t| (t.as_str(), *t)).collect();
-    let failure_type = fields.choice("failure_type", &types, problems);
-    let parsed = status.as_ref().map(|s| s.as_str().and_then(Status::parse));
-    match parsed {
-        Some(Some(Status::Failure)) => {
-            if !has_reason {
-                problems.add("failure_reason", "is required with status Failure");
-            }
-            return Some(Err(Failure {
-                trigger: Trigger::Explicit,
-                failure_type: failure_type.unwrap_or(FailureType::Unknown),
-                reason: reason.unwrap_or_default(),
-                http_status: None,
-            }));
-        }
-        Some(Some(Status::Success)) | None => {}
-        Some(_) => problems.add("status", "must be Success or Failure"),
-    }
-    for (name, given) in [("failure_reason", reason.is_some()), ("failure_type", failure_type.is_some())] {
-        if given {
-            problems.add(name, "goes with status Failure only");
-        }
-    }
-    parsed.map(|_| Ok(()))
-}
-
-fn read_counters(fields: &mut Fields, problems: &mut Problems) -> Progress {
-    let most = i64::from(i32::MAX);
-    Progress {
-        success: fields.integer("new_success", 0..=most, problems).unwrap_or(0),
-        failures: fields.integer("new_failures", 0..=most, problems).unwrap_or(0),
-    }
 }
 
 fn read_tasks(items: Vec<Value>, path: &str, limits: &Limits, problems: &mut Problems) -> Vec<NewTask> {
@@ -203,6 +131,7 @@ fn read_tasks(items: Vec<Value>, path: &str, limits: &Limits, problems: &mut Pro
     }
     let mut tasks: Vec<NewTask> = Vec::with_capacity(items.len());
     let mut positions: HashMap<String, usize> = HashMap::new();
+    let mut links = 0;
     for (i, item) in items.into_iter().enumerate() {
         let Some(mut fields) = Fields::open(item, format!("{path}[{i}]"), problems) else { continue };
         let id = fields.string("id", 1..=255, problems);
@@ -213,12 +142,17 @@ fn read_tasks(items: Vec<Value>, path: &str, limits: &Limits, problems: &mut Pro
             problems.add(fields.path("id"), format!("\"{id}\" is used twice"));
         }
         fields.close(problems);
+        links += task.dependencies.len();
         for dependency in &task.dependencies {
             if let Some(parent) = tasks.get_mut(dependency.parent) {
                 parent.has_children = true;
             }
         }
         tasks.push(task);
+    }
+    if links > limits.links_per_batch {
+        let most = limits.links_per_batch;
+        problems.add(path, format!("must have at most {most} dependencies in all, not {links} (MAX_LINKS_PER_BATCH)"));
     }
     tasks
 }
@@ -239,23 +173,34 @@ fn read_task(
             on_start: fields.take("on_start").and_then(|value| read_action(value, &fields.path("on_start"), problems)),
             on_success: read_actions(fields, "on_success", problems),
             on_failure: read_actions(fields, "on_failure", problems),
+            on_retry: read_actions(fields, "on_retry", problems),
             cancel: None,
         },
         dependencies: read_dependencies(fields, positions, limits, problems),
         has_children: false,
         expected_count: fields.integer("expected_count", 0..=i32::MAX, problems),
         dead_end_barrier: fields.boolean("dead_end_barrier", problems).unwrap_or(false),
-        retry: fields
-            .take("retry")
-            .and_then(|value| read_policy(value, &fields.path("retry"), &limits.retry, problems)),
+        retry: read_retry(fields, limits, problems),
         run_at: fields.timestamp("run_at", problems),
     };
-    let actions = task.actions.on_success.len() + task.actions.on_failure.len();
+    let lists = [&task.actions.on_success, &task.actions.on_failure, &task.actions.on_retry];
+    let actions: usize = lists.iter().map(|list| list.len()).sum();
     if actions > limits.actions_per_task {
         let most = limits.actions_per_task;
-        problems.add(fields.path("on_success"), format!("and on_failure must have at most {most} actions together"));
+        problems.add(
+            fields.path("on_success"),
+            format!("and on_failure and on_retry must have at most {most} actions together"),
+        );
     }
     task
+}
+
+fn read_retry(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> RetryChoice {
+    if !fields.names("retry") {
+        return RetryChoice::OfKind;
+    }
+    let Some(value) = fields.take("retry") else { return RetryChoice::OptOut };
+    read_policy(value, &fields.path("retry"), &limits.retry, problems).map_or(RetryChoice::OptOut, RetryChoice::Own)
 }
 
 fn read_dependencies(
@@ -291,7 +236,7 @@ fn read_dependencies(
     dependencies.into_values().collect()
 }
 
-fn read_metadata(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> Option<Value> {
+pub(super) fn read_metadata(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> Option<Value> {
     let metadata = fields.object("metadata", problems)?;
     let size = metadata.to_string().len();
     if size > limits.metadata_bytes {
@@ -375,60 +320,6 @@ fn header_problem(name: &str, value: &Value) -> Option<String> {
         }
         Some(_) => None,
     }
-}
-
-fn read_policy(value: Value, path: &str, limits: &PolicyLimits, problems: &mut Problems) -> Option<Policy> {
-    let mut fields = Fields::open(value, path, problems)?;
-    fields.require("max_retries", problems);
-    let max_retries = fields.integer("max_retries", 1..=limits.max_retries, problems);
-    let strategy = fields
-        .choice("strategy", &[("exponential_backoff", Strategy::ExponentialBackoff)], problems)
-        .unwrap_or(Strategy::ExponentialBackoff);
-    let delays = 1..=limits.max_delay_secs.cast_signed();
-    let given_initial = fields.integer("initial_delay_secs", delays.clone(), problems).map(i64::cast_unsigned);
-    let given_max = fields.integer("max_delay_secs", delays.clone(), problems).map(i64::cast_unsigned);
-    let jitter_ms = fields.integer("jitter_ms", 0..=delays.end().saturating_mul(1000), problems);
-    let multiplier = fields.take("backoff_multiplier");
-    let backoff_multiplier = multiplier.as_ref().map_or(Some(Policy::DEFAULT_BACKOFF_MULTIPLIER), Value::as_f64);
-    if !backoff_multiplier.is_some_and(|m| m.is_finite() && m >= 1.0) {
-        problems.add(fields.path("backoff_multiplier"), "must be a number of at least 1.0");
-    }
-    let retry_on = read_retry_on(&mut fields, problems);
-
-    // A default gives way to a value that was given, never the other way round.
-    let max_delay_secs = given_max
-        .unwrap_or_else(|| Policy::DEFAULT_MAX_DELAY_SECS.max(given_initial.unwrap_or(0)).min(limits.max_delay_secs));
-    let initial_delay_secs = given_initial.unwrap_or(Policy::DEFAULT_INITIAL_DELAY_SECS.min(max_delay_secs));
-    if initial_delay_secs > max_delay_secs {
-        problems.add(fields.path("initial_delay_secs"), format!("must not exceed max_delay_secs ({max_delay_secs})"));
-    }
-    fields.close(problems);
-    Some(Policy {
-        max_retries: max_retries?,
-        strategy,
-        initial_delay_secs,
-        backoff_multiplier: backoff_multiplier?,
-        max_delay_secs,
-        jitter_ms: jitter_ms.map_or(Policy::DEFAULT_JITTER_MS, i64::cast_unsigned),
-        retry_on,
-    })
-}
-
-fn read_retry_on(fields: &mut Fields, problems: &mut Problems) -> Vec<Trigger> {
-    let Some(items) = fields.array("retry_on", problems) else { return Trigger::ALL.to_vec() };
-    if items.is_empty() {
-        problems.add(fields.path("retry_on"), "must not be empty");
-    }
-    let choices = Trigger::ALL.map(|t| (t.as_str(), t));
-    let mut triggers = Vec::new();
-    for (i, item) in items.iter().enumerate() {
-        if let Some(trigger) = fields.pick(&format!("retry_on[{i}]"), item, &choices, problems)
-            && !triggers.contains(&trigger)
-        {
-            triggers.push(trigger);
-        }
-    }
-    triggers
 }
 
 #[cfg(test)]

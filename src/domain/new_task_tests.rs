@@ -1,23 +1,12 @@
 use serde_json::json;
 
 use super::*;
+use crate::domain::sample::LIMITS;
 
 #[path = "action_tests.rs"]
 mod actions;
 #[path = "arbitrary_tests.rs"]
 mod arbitrary;
-#[path = "patch_tests.rs"]
-mod patches;
-#[path = "policy_tests.rs"]
-mod policies;
-
-const LIMITS: Limits = Limits {
-    tasks_per_batch: 12,
-    dependencies_per_task: 3,
-    actions_per_task: 4,
-    metadata_bytes: 65_536,
-    retry: PolicyLimits { max_retries: 10, max_delay_secs: 3600 },
-};
 
 fn read(body: Value) -> Result<NewBatch, Vec<String>> {
     read_batch(body, &LIMITS)
@@ -72,13 +61,13 @@ fn defaults_are_filled_in() {
         has_children: false,
         expected_count: None,
         dead_end_barrier: false,
-        retry: None,
+        retry: RetryChoice::OfKind,
         run_at: None,
     };
     assert_eq!(read_one(json!({})).unwrap(), expected);
     let nulls = json!({
         "id": null, "timeout": null, "metadata": null, "priority": null, "on_start": null, "on_success": null,
-        "on_failure": null, "dependencies": null, "expected_count": null, "dead_end_barrier": null, "retry": null,
+        "on_failure": null, "on_retry": null, "dependencies": null, "expected_count": null, "dead_end_barrier": null,
         "run_at": null,
     });
     assert_eq!(read_one(nulls).unwrap(), expected, "null is absent");
@@ -89,6 +78,7 @@ fn everything_that_is_given_arrives() {
     let task = read_one(json!({
         "id": "local", "timeout": 5, "metadata": {"a": [1]}, "priority": -7, "on_start": webhook("http://w/s"),
         "on_success": [webhook("http://w/1"), webhook("http://w/2")], "on_failure": [webhook("https://w/f")],
+        "on_retry": [webhook("http://w/r")],
         "expected_count": 9, "dead_end_barrier": true, "retry": {"max_retries": 2},
         "run_at": "2030-01-02T03:04:05+02:00",
     }))
@@ -97,15 +87,26 @@ fn everything_that_is_given_arrives() {
     assert_eq!(task.metadata, Some(json!({"a": [1]})));
     assert!(task.dead_end_barrier);
     assert_eq!(task.run_at.unwrap().to_rfc3339(), "2030-01-02T01:04:05+00:00");
-    assert_eq!(task.retry.as_ref().map(|p| p.max_retries), Some(2));
+    assert!(matches!(&task.retry, RetryChoice::Own(policy) if policy.max_retries == 2), "{:?}", task.retry);
     let urls = |actions: &[Action]| actions.iter().map(|a| a.params.url.clone()).collect::<Vec<_>>();
     assert_eq!(urls(&task.actions.on_success), ["http://w/1", "http://w/2"]);
     assert_eq!(urls(&task.actions.on_failure), ["https://w/f"]);
+    assert_eq!(urls(&task.actions.on_retry), ["http://w/r"]);
     assert_eq!(task.actions.on_start.as_ref().map(|a| a.params.url.as_str()), Some("http://w/s"));
     assert_eq!(task.actions.cancel, None);
     let flags = task.flags();
     assert!(flags.has(Flags::ON_START) && flags.has(Flags::ON_SUCCESS) && flags.has(Flags::ON_FAILURE));
+    assert!(flags.has(Flags::ON_RETRY));
     assert!(!flags.has(Flags::HAS_CHILDREN));
+}
+
+#[test]
+fn a_policy_is_its_own_the_kinds_or_none() {
+    assert_eq!(read_one(json!({})).unwrap().retry, RetryChoice::OfKind);
+    assert_eq!(read_one(json!({"retry": null})).unwrap().retry, RetryChoice::OptOut);
+    let own = read_one(json!({"retry": {"max_retries": 1, "strategy": "immediate"}})).unwrap().retry;
+    assert!(matches!(&own, RetryChoice::Own(policy) if policy.max_retries == 1), "{own:?}");
+    assert_eq!(read_one(json!({"retry": {}})).unwrap_err(), ["[0].retry.max_retries: is required"]);
 }
 
 #[test]
@@ -154,6 +155,7 @@ fn wrong_types_are_refused_for_every_field() {
         ("on_start", "object"),
         ("on_success", "array"),
         ("on_failure", "array"),
+        ("on_retry", "array"),
         ("dependencies", "array"),
         ("expected_count", "number"),
         ("dead_end_barrier", "boolean"),
@@ -163,7 +165,7 @@ fn wrong_types_are_refused_for_every_field() {
     for (field, right) in fields {
         refuse_each(field, samples.iter().filter(|(kind, _)| *kind != right).map(|(_, value)| value.clone()));
     }
-    for list in ["on_success", "on_failure", "dependencies"] {
+    for list in ["on_success", "on_failure", "on_retry", "dependencies"] {
         for item in [json!(null), json!(1), json!("x"), json!([])] {
             let found = read_one(json!({list: [item]})).unwrap_err();
             assert!(found.len() == 1 && found[0].starts_with(&format!("[0].{list}[0]: ")), "{found:?}");
@@ -220,6 +222,9 @@ fn a_batch_has_limits() {
     refuse_each("on_success", [hooks(5)]);
     assert!(read_one(json!({"on_success": hooks(2), "on_failure": hooks(2)})).is_ok());
     assert_eq!(read_one(json!({"on_success": hooks(2), "on_failure": hooks(3)})).unwrap_err().len(), 1);
+    assert!(read_one(json!({"on_success": hooks(1), "on_failure": hooks(1), "on_retry": hooks(2)})).is_ok());
+    let found = read_one(json!({"on_failure": hooks(2), "on_retry": hooks(3)})).unwrap_err();
+    assert_eq!(found, ["[0].on_success: and on_failure and on_retry must have at most 4 actions together"]);
 }
 
 #[test]

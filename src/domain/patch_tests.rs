@@ -1,4 +1,7 @@
+use serde_json::json;
+
 use super::*;
+use crate::domain::sample::LIMITS;
 
 fn patch(body: Value) -> Result<Patch, Vec<String>> {
     read_patch(body, &LIMITS)
@@ -15,8 +18,8 @@ fn refuse_patch(field: &str, body: Value) {
 fn an_empty_patch_asks_for_nothing() {
     assert_eq!(patch(json!({})).unwrap(), Patch::default());
     let nulls = json!({
-        "status": null, "failure_reason": null, "failure_type": null, "metadata": null, "new_success": null,
-        "new_failures": null, "expected_count": null, "priority": null, "run": null,
+        "status": null, "failure_reason": null, "failure_type": null, "retry_after_secs": null, "metadata": null,
+        "new_success": null, "new_failures": null, "expected_count": null, "priority": null, "run": null,
     });
     assert_eq!(patch(nulls).unwrap(), Patch::default());
     for (body, what) in
@@ -30,14 +33,15 @@ fn an_empty_patch_asks_for_nothing() {
 #[test]
 fn everything_that_is_given_arrives() {
     let read = patch(json!({
-        "status": "Failure", "failure_reason": "no", "failure_type": "server_error", "metadata": {"a": 1},
-        "new_success": 2, "new_failures": 3, "expected_count": 4, "priority": -5, "run": 6,
+        "status": "Failure", "failure_reason": "no", "failure_type": "server_error", "retry_after_secs": 7,
+        "metadata": {"a": 1}, "new_success": 2, "new_failures": 3, "expected_count": 4, "priority": -5, "run": 6,
     }));
     let failure = Failure {
         trigger: Trigger::Explicit,
         failure_type: FailureType::ServerError,
         reason: "no".into(),
         http_status: None,
+        retry_after: Some(RetryAfter::Secs(7)),
     };
     let expected = Patch {
         result: Some(Err(failure)),
@@ -107,6 +111,7 @@ fn what_belongs_to_a_failure_goes_with_nothing_else() {
     for status in [json!("Success"), json!(null)] {
         refuse_patch("failure_reason", json!({"status": status, "failure_reason": "x"}));
         refuse_patch("failure_type", json!({"status": status, "failure_type": "timeout"}));
+        refuse_patch("retry_after_secs", json!({"status": status, "retry_after_secs": 5}));
     }
 }
 
@@ -154,5 +159,63 @@ fn progress_adds_to_counters() {
     }
     for typo in ["success", "failures", "status", "run", "a\0"] {
         assert_eq!(read_progress(json!({typo: 1})).unwrap_err(), [format!("{typo}: unknown field")]);
+    }
+}
+
+#[test]
+fn a_wait_goes_with_a_failure_that_can_be_retried() {
+    let failed = |more: Value| {
+        let mut body = json!({"status": "Failure", "failure_reason": "later"});
+        if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+            body.extend(more);
+        }
+        body
+    };
+    for secs in [1, i32::MAX] {
+        let Some(Err(failure)) = patch(failed(json!({"retry_after_secs": secs}))).unwrap().result else { panic!() };
+        assert_eq!(failure.retry_after, Some(RetryAfter::Secs(u64::try_from(secs).unwrap())));
+        assert_eq!(failure.failure_type, FailureType::Unknown);
+    }
+    for wrong in [json!(0), json!(-1), json!(1_i64 << 31), json!(u64::MAX), json!(1.5), json!("5"), json!([])] {
+        refuse_patch("retry_after_secs", failed(json!({"retry_after_secs": wrong})));
+    }
+    for failure_type in FailureType::ALL.into_iter().filter(|t| *t != FailureType::Dependency) {
+        let body = failed(json!({"failure_type": failure_type, "retry_after_secs": 5}));
+        if matches!(failure_type, FailureType::ValidationError | FailureType::AuthenticationError) {
+            refuse_patch("retry_after_secs", body);
+        } else {
+            assert!(patch(body).is_ok(), "{failure_type:?}");
+        }
+        assert!(patch(failed(json!({"failure_type": failure_type, "retry_after_secs": null}))).is_ok());
+    }
+}
+
+#[test]
+fn a_request_for_a_retry() {
+    let read = |body: Value| read_retry_request(body);
+    let default = RetryRequest { requested_by: None, cascade: true, dry_run: false };
+    assert_eq!(read(json!({})).unwrap(), default);
+    assert_eq!(read(json!({"requested_by": null, "cascade": null, "dry_run": null})).unwrap(), default);
+    let whole = read(json!({"requested_by": "Ann Ö", "cascade": false, "dry_run": true})).unwrap();
+    assert_eq!(whole, RetryRequest { requested_by: Some("Ann Ö".into()), cascade: false, dry_run: true });
+    assert!(read(json!({"requested_by": "ä".repeat(255)})).is_ok());
+
+    let refuse = |field: &str, value: Value| {
+        let found = read(json!({field: value})).unwrap_err();
+        assert!(found.len() == 1 && found[0].starts_with(&format!("{field}: ")), "{found:?}");
+    };
+    for wrong in [json!(""), json!("x".repeat(256)), json!(1), json!([]), json!({}), json!(true), json!("a\0b")] {
+        refuse("requested_by", wrong);
+    }
+    for field in ["cascade", "dry_run"] {
+        for wrong in [json!("true"), json!(1), json!(0), json!([]), json!({})] {
+            refuse(field, wrong);
+        }
+    }
+    for typo in ["cascad", "force", "run", "id"] {
+        assert_eq!(read(json!({typo: true})).unwrap_err(), [format!("{typo}: unknown field")]);
+    }
+    for (body, what) in [(json!([]), "an array"), (json!("x"), "a string"), (json!(true), "a boolean")] {
+        assert_eq!(read(body).unwrap_err(), [format!("body: must be an object, not {what}")]);
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::retry::Policy;
+use crate::domain::policy::Policy;
 
 const CLAIMED_BEFORE: Option<i32> = Some(RUN);
 
@@ -26,7 +26,7 @@ fn failing(status: Status, retry: Option<Policy>) -> Task {
 fn a_failure_that_may_be_retried_is_no_end() {
     for (status, event, trigger) in failures() {
         let before = failing(status, Some(policy()));
-        let retried = changed(&before, &event, Moment { now: at(0), jitter: 1.0 });
+        let retried = changed(&before, &event, Moment { jitter: Jitter::Exactly(1.0), ..moment(0) });
         let record = retried.attempt().expect("a record");
         let failure = record.failure.clone().expect("the failure");
         let due = at(40) + TimeDelta::milliseconds(500);
@@ -43,15 +43,15 @@ fn a_failure_that_may_be_retried_is_no_end() {
         };
         assert_eq!(*retried.task(), expected, "{event:?}");
         assert!(retried.settled().is_none());
-        assert_eq!(retried.notice(), None);
+        assert_eq!(retried.notice(), Some(Notice::Retry));
         assert_eq!(failure.trigger, trigger);
 
         assert_eq!((record.outcome, record.cause), (AttemptOutcome::Retried, retried.cause()));
         assert_eq!((record.run, record.attempt, record.ended_at), (RUN, ATTEMPT, at(0)));
-        assert_eq!((record.instance, record.started_at), (before.claimed_by, before.started_at));
+        assert_eq!((record.instance, record.started_at), (before.claimed_by, began(&before)));
         assert_eq!((record.delay_ms, record.jitter_ms), (Some(40_000), Some(500)));
         assert_eq!(record.next_retry_at, Some(due));
-        assert!(!record.exhausted);
+        assert_eq!(record.refusal, None);
         assert!(record.reason.contains("3 of 3"), "{}", record.reason);
     }
 }
@@ -73,7 +73,12 @@ fn a_failure_that_may_not_be_retried_is_the_end() {
     for (status, event, trigger) in failures() {
         let others = Trigger::ALL.into_iter().filter(|t| *t != trigger).collect();
         let unnamed = Policy { retry_on: others, ..policy() };
-        for (retry, exhausted) in [(None, false), (Some(used_up.clone()), true), (Some(unnamed), false)] {
+        let cases = [
+            (None, Final::NoPolicy),
+            (Some(used_up.clone()), Final::Exhausted),
+            (Some(unnamed), Final::Trigger(trigger)),
+        ];
+        for (retry, refusal) in cases {
             let before = failing(status, retry);
             let failed = changed(&before, &event, moment(0));
             let record = failed.attempt().expect("a record");
@@ -89,7 +94,7 @@ fn a_failure_that_may_not_be_retried_is_the_end() {
             };
             assert_eq!(*failed.task(), expected, "attempt and run stay: {event:?}");
             assert_eq!(failed.notice(), Some(Notice::Failure));
-            assert_eq!((record.outcome, record.exhausted), (AttemptOutcome::Failed, exhausted));
+            assert_eq!((record.outcome, record.refusal), (AttemptOutcome::Failed, Some(refusal)));
             assert_eq!((record.delay_ms, record.jitter_ms, record.next_retry_at), (None, None, None));
             assert!(record.reason.starts_with("not retried: "), "{}", record.reason);
         }
@@ -117,7 +122,8 @@ fn final_types_are_never_retried_and_all_others_are() {
             assert_eq!(failed.task().status, expected, "{failure_type:?}");
             assert_eq!(failed.task().attempt, ATTEMPT + i16::from(!is_final), "{failure_type:?}");
             assert_eq!(failed.task().failure_type, Some(failure_type));
-            assert!(!failed.attempt().expect("a record").exhausted);
+            let refusal = failed.attempt().expect("a record").refusal;
+            assert_eq!(refusal, is_final.then_some(Final::Type(failure_type)));
         }
     }
 }
@@ -132,15 +138,19 @@ fn three_retries_are_four_executions() {
         now = changed(&now, &claim, moment(clock)).task().clone();
         let failed = changed(&now, &report(None, Err(broke())), moment(clock));
         let record = failed.attempt().expect("a record");
-        runs.push((record.run, record.attempt, record.delay_ms, record.exhausted));
+        runs.push((record.run, record.attempt, record.delay_ms, record.refusal));
         now = failed.task().clone();
         clock += 1000;
         if now.status == Status::RetryPending {
             now = changed(&now, &Event::RetryDue, moment(clock)).task().clone();
         }
     }
-    let expected =
-        [(0, 0, Some(10_000), false), (1, 1, Some(20_000), false), (2, 2, Some(40_000), false), (3, 3, None, true)];
+    let expected = [
+        (0, 0, Some(10_000), None),
+        (1, 1, Some(20_000), None),
+        (2, 2, Some(40_000), None),
+        (3, 3, None, Some(Final::Exhausted)),
+    ];
     assert_eq!(runs, expected);
     assert_eq!((now.status, now.attempt, now.run), (Status::Failure, 3, 3));
 }
@@ -160,6 +170,7 @@ fn success_ends_the_task_and_clears_what_went_wrong_before() {
             status: Status::Success,
             claimed_by: None,
             timeout_at: None,
+            started_at: began(&before),
             ended_at: Some(at(6)),
             failure_type: None,
             failure_reason: None,
@@ -169,7 +180,7 @@ fn success_ends_the_task_and_clears_what_went_wrong_before() {
         assert_eq!((done.cause(), done.notice()), (Cause::Report, Some(Notice::Success)));
         let record = done.attempt().expect("a record");
         assert_eq!((record.outcome, record.cause), (AttemptOutcome::Success, Cause::Report));
-        assert_eq!((record.ended_at, record.failure.as_ref(), record.exhausted), (at(6), None, false));
+        assert_eq!((record.ended_at, record.failure.as_ref(), record.refusal), (at(6), None, None));
         assert_eq!((record.delay_ms, record.jitter_ms, record.next_retry_at), (None, None, None));
     }
 }
@@ -195,7 +206,7 @@ fn a_pending_task_takes_only_the_report_of_a_worker_that_had_got_this_run() {
 
 #[test]
 fn reports_that_repeat_what_is_recorded() {
-    use AttemptOutcome::{Canceled, Failed, Retried, Success};
+    use AttemptOutcome::{Canceled, Deferred, Failed, Lost, Retried, Success};
     use Status as S;
     let (good, bad) = (|| Ok(()), || Err(broke()));
     let before = RUN - 1;
@@ -215,7 +226,10 @@ fn reports_that_repeat_what_is_recorded() {
         (S::Running, Some(0), bad(), Some((0, Retried, true)), true),
         (S::Pending, Some(before), good(), Some((before, Success, true)), true),
         (S::Pending, Some(before), bad(), Some((before, Failed, true)), true),
+        (S::RetryPending, Some(before), bad(), Some((before, Deferred, true)), true),
+        (S::RetryPending, None, bad(), Some((before, Deferred, true)), true),
         // It says something else.
+        (S::RetryPending, Some(before), good(), Some((before, Deferred, true)), false),
         (S::RetryPending, Some(before), good(), Some((before, Retried, true)), false),
         (S::RetryPending, None, good(), Some((before, Retried, true)), false),
         (S::Pending, Some(before), good(), Some((before, Failed, true)), false),
@@ -228,6 +242,9 @@ fn reports_that_repeat_what_is_recorded() {
         (S::Canceled, Some(RUN), good(), Some((RUN, Canceled, false)), false),
         (S::Canceled, Some(RUN), bad(), Some((RUN, Canceled, true)), false),
         (S::Canceled, None, bad(), Some((before, Canceled, true)), false),
+        // Nor did the worker of a run that was given up say anything.
+        (S::Pending, Some(before), good(), Some((before, Lost, false)), false),
+        (S::Pending, Some(before), bad(), Some((before, Lost, true)), false),
         // Without a run it is about the current one as soon as that is executed or over.
         (S::Claimed, None, bad(), Some((before, Retried, true)), false),
         (S::Running, None, bad(), Some((before, Retried, true)), false),

@@ -3,8 +3,11 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::lifecycle::Moment;
-use super::retry::{Failure, FailureType, Policy, Strategy, Trigger};
+use super::failure::{Failure, FailureType, Trigger};
+use super::lifecycle::{Jitter, Moment};
+use super::new_task;
+use super::policy::{Policy, Strategy};
+use super::retry::Limits;
 use super::status::Status;
 use super::task::{Flags, Task};
 
@@ -13,30 +16,52 @@ pub const SOMEBODY_ELSE: Uuid = Uuid::from_u128(0xb22);
 pub const RUN: i32 = 4;
 pub const ATTEMPT: i16 = 2;
 
+pub const RETRY_LIMITS: Limits = Limits {
+    max_retries: 10,
+    max_delay_secs: 3600,
+    max_schedule_delay_secs: 30 * 86_400,
+    max_retry_after_secs: 86_400,
+    max_deferrals: 100,
+};
+
+/// Small where a test has to go past them.
+pub const LIMITS: new_task::Limits = new_task::Limits {
+    tasks_per_batch: 12,
+    dependencies_per_task: 3,
+    links_per_batch: 1000,
+    actions_per_task: 4,
+    metadata_bytes: 65_536,
+    retry: RETRY_LIMITS,
+};
+
 /// A moment so many seconds after the one at which the samples are looked at.
 pub fn at(secs: i64) -> DateTime<Utc> {
     DateTime::UNIX_EPOCH + TimeDelta::seconds(1_800_000_000 + secs)
 }
 
 pub fn moment(secs: i64) -> Moment {
-    Moment { now: at(secs), jitter: 0.0 }
+    Moment { now: at(secs), jitter: Jitter::Exactly(0.0), limits: RETRY_LIMITS }
 }
 
 /// One retry is left after [`ATTEMPT`]: delays of 10, 20 and 40 s.
 pub fn policy() -> Policy {
     Policy {
         max_retries: 3,
-        strategy: Strategy::ExponentialBackoff,
-        initial_delay_secs: 10,
-        backoff_multiplier: 2.0,
-        max_delay_secs: 300,
+        strategy: backoff(10, 2.0, 300),
         jitter_ms: 500,
         retry_on: Trigger::ALL.to_vec(),
+        retry_on_status: Vec::new(),
+        no_retry_on_status: Vec::new(),
+        expires_after_secs: None,
     }
 }
 
+pub fn backoff(initial_delay_secs: u64, backoff_multiplier: f64, max_delay_secs: u64) -> Strategy {
+    Strategy::ExponentialBackoff { initial_delay_secs, backoff_multiplier, max_delay_secs }
+}
+
 pub fn failure(trigger: Trigger, failure_type: FailureType) -> Failure {
-    Failure { trigger, failure_type, reason: "it broke".into(), http_status: None }
+    Failure { trigger, failure_type, reason: "it broke".into(), http_status: None, retry_after: None }
 }
 
 /// A task in this status. Whatever ends by itself there (a lease, a timeout, a delay) ends now.
@@ -44,6 +69,7 @@ pub fn task(status: Status) -> Task {
     let mut task = Task {
         id: Uuid::from_u128(1),
         batch_id: Uuid::from_u128(2),
+        kind: "kind".into(),
         status,
         flags: Flags(Flags::ON_START.0 | Flags::HAS_CHILDREN.0),
         attempt: ATTEMPT,
@@ -53,9 +79,11 @@ pub fn task(status: Status) -> Task {
         timeout_secs: 30,
         claimed_by: None,
         claimed_run: Some(RUN - 1),
+        manual_run: None,
         timeout_at: None,
         next_retry_at: None,
         created_at: at(-1000),
+        last_updated: at(-30),
         started_at: None,
         ended_at: None,
         failure_type: None,

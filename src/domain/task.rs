@@ -3,7 +3,8 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::retry::{FailureType, Policy};
+use super::failure::FailureType;
+use super::policy::Policy;
 use super::status::Status;
 
 /// The hot row of a task plus its retry policy.
@@ -11,6 +12,7 @@ use super::status::Status;
 pub struct Task {
     pub id: Uuid,
     pub batch_id: Uuid,
+    pub kind: String,
     pub status: Status,
     pub flags: Flags,
     /// Retry counter, compared with `max_retries`.
@@ -24,15 +26,25 @@ pub struct Task {
     pub claimed_by: Option<Uuid>,
     /// The last run that was ever claimed: its worker may still report.
     pub claimed_run: Option<i32>,
+    /// The run that somebody asked for by hand.
+    pub manual_run: Option<i32>,
     /// End of the lease while Claimed, deadline while Running.
     pub timeout_at: Option<DateTime<Utc>>,
     pub next_retry_at: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
+    pub last_updated: DateTime<Utc>,
     pub started_at: Option<DateTime<Utc>>,
     pub ended_at: Option<DateTime<Utc>>,
     pub failure_type: Option<FailureType>,
     pub failure_reason: Option<String>,
     pub retry: Option<Policy>,
+}
+
+impl Task {
+    /// Whether it was ever executed since it was created or last retried by hand: its parents have done their part.
+    pub fn has_begun(&self) -> bool {
+        self.claimed_run.is_some_and(|claimed| claimed >= self.manual_run.unwrap_or(0))
+    }
 }
 
 /// Which cold rows a transition has to look for at all; most tasks have none of them.
@@ -43,6 +55,7 @@ impl Flags {
     pub const ON_START: Flags = Flags(1);
     pub const ON_SUCCESS: Flags = Flags(2);
     pub const ON_FAILURE: Flags = Flags(4);
+    pub const ON_RETRY: Flags = Flags(8);
     pub const HAS_CHILDREN: Flags = Flags(16);
 
     pub const fn has(self, other: Flags) -> bool {

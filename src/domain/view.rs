@@ -8,7 +8,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::retry::{FailureType, Policy};
+use super::failure::FailureType;
+use super::policy::Policy;
 use super::status::Status;
 use super::webhook::Actions;
 
@@ -76,8 +77,12 @@ pub struct WholeTask {
     pub failure_reason: Option<String>,
     #[schema(required)]
     pub failure_type: Option<FailureType>,
-    #[schema(required)]
+    #[schema(required, value_type = Option<super::retry_view::RetryPolicy>)]
     pub retry: Option<Policy>,
+    /// Where the policy came from.
+    #[schema(required)]
+    pub retry_source: Option<RetrySource>,
+    /// How often the other side said when to come back, which uses up no retry.
     pub deferrals: i32,
     /// Not started before this.
     #[schema(required)]
@@ -210,4 +215,111 @@ impl DeliveryStatus {
             .into_iter()
             .find(|status| status.as_str().eq_ignore_ascii_case(text))
     }
+}
+
+/// Where the retry policy of a task came from: its own request, or the default of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RetrySource {
+    Task,
+    Kind,
+}
+
+impl RetrySource {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            RetrySource::Task => "task",
+            RetrySource::Kind => "kind",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<RetrySource> {
+        [RetrySource::Task, RetrySource::Kind].into_iter().find(|source| source.as_str() == text)
+    }
+}
+
+/// A default retry policy.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct KindPolicy {
+    pub kind: String,
+    #[schema(value_type = super::retry_view::RetryPolicy)]
+    pub retry: Policy,
+    pub updated_at: Timestamp,
+}
+
+/// One execution of a task.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = Attempt)]
+pub struct AttemptView {
+    pub run: i32,
+    /// The retry counter during this execution.
+    pub attempt: i16,
+    /// How it came about: `automatic`, `manual`, or null for one that was no retry.
+    #[schema(required, example = "automatic")]
+    pub retry_type: Option<String>,
+    /// Which instance had claimed it.
+    #[schema(required)]
+    pub instance: Option<Uuid>,
+    #[schema(required)]
+    pub started_at: Option<Timestamp>,
+    pub ended_at: Timestamp,
+    /// `success`, `retried`, `deferred`, `failed`, `canceled` or `lost`.
+    #[schema(example = "retried")]
+    pub outcome: String,
+    #[schema(required)]
+    pub failure_type: Option<FailureType>,
+    #[schema(required)]
+    pub error: Option<String>,
+    #[schema(required)]
+    pub http_status: Option<i16>,
+    /// The computed delay before the next execution, without jitter.
+    #[schema(required)]
+    pub delay_ms: Option<i64>,
+    #[schema(required)]
+    pub jitter_ms: Option<i64>,
+    #[schema(required)]
+    pub next_retry_at: Option<Timestamp>,
+    /// Why it was or wasn't retried, and why with this delay.
+    pub reason: String,
+}
+
+/// One move of a task.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Event {
+    pub seq: i64,
+    pub at: Timestamp,
+    pub task_id: Uuid,
+    pub batch_id: Uuid,
+    pub kind: String,
+    /// Null: it was created.
+    #[schema(required)]
+    pub from: Option<Status>,
+    pub to: Status,
+    #[schema(example = "report")]
+    pub cause: String,
+    /// A loop, `api`, or who asked for it.
+    #[schema(example = "api")]
+    pub actor: String,
+    pub instance: Uuid,
+    /// As it was after the move.
+    pub run: i32,
+    pub attempt: i16,
+}
+
+/// What retrying a task changed, or would change.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct RetriedTask {
+    pub task: WholeTask,
+    /// Tasks that had failed only because of it and wait for it again.
+    pub revived: Vec<Uuid>,
+    pub dry_run: bool,
+}
+
+/// What retrying a batch changed, or would change.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct RetriedBatch {
+    pub batch_id: Uuid,
+    pub retried: Vec<Uuid>,
+    pub revived: Vec<Uuid>,
+    pub dry_run: bool,
 }

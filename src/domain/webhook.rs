@@ -68,6 +68,8 @@ pub struct Actions {
     pub on_success: Vec<Action>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on_failure: Vec<Action>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub on_retry: Vec<Action>,
     /// What the answer to `on_start` said to call if the task is canceled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel: Option<Action>,
@@ -83,13 +85,14 @@ impl Notice {
     pub const fn trigger(self) -> &'static str {
         match self {
             Notice::Success | Notice::Failure => "end",
+            Notice::Retry => "retry",
             Notice::Cancel => "cancel",
         }
     }
 
     pub const fn condition(self) -> &'static str {
         match self {
-            Notice::Success | Notice::Cancel => "success",
+            Notice::Success | Notice::Retry | Notice::Cancel => "success",
             Notice::Failure => "failure",
         }
     }

@@ -70,7 +70,8 @@ pub async fn get(State(api): State<Api>, Id(id): Id) -> Result<Json<Batch>, Prob
     )
 )]
 pub async fn stop(State(api): State<Api>, Id(id): Id) -> Result<Json<StoppedBatch>, Problem> {
-    Ok(Json(api.service.stop(id).await?))
+    let service = api.service.clone();
+    Ok(Json(api.unbroken(async move { service.stop(id).await }).await?))
 }
 
 /// Get the graph of a batch

@@ -61,5 +61,6 @@ pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, 
     )
 )]
 pub async fn redeliver(State(api): State<Api>, Id(id): Id<i64>) -> Result<Json<Delivery>, Problem> {
-    Ok(Json(api.service.redeliver(id).await?))
+    let service = api.service.clone();
+    Ok(Json(api.unbroken(async move { service.redeliver(id).await }).await?))
 }

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::domain::retry::{Strategy, Trigger};
+use crate::domain::failure::Trigger;
+use crate::domain::retry_view::{StrategyName, WrittenDelay};
 use crate::domain::view::Metadata;
 use crate::domain::webhook::Action;
 
@@ -53,6 +54,8 @@ pub struct NewTask {
     pub on_start: Option<Action>,
     pub on_success: Option<Vec<Action>>,
     pub on_failure: Option<Vec<Action>>,
+    /// Called for each retry or deferral that is scheduled.
+    pub on_retry: Option<Vec<Action>>,
     pub dependencies: Option<Vec<NewDependency>>,
     #[schema(minimum = 0)]
     pub expected_count: Option<i32>,
@@ -72,25 +75,65 @@ pub struct NewDependency {
     pub requires_success: Option<bool>,
 }
 
-/// How failures are retried. Absent: not at all.
+/// How failures are retried. Absent: as the kind's default says, or not at all; null: not at all.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(examples(
+    json!({"max_retries": 3, "strategy": "immediate", "jitter_ms": 0}),
+    json!({"max_retries": 5, "strategy": "exponential_backoff", "initial_delay_secs": 10, "backoff_multiplier": 3.0,
+           "max_delay_secs": 600, "retry_on_status": ["5xx", "429"], "no_retry_on_status": ["501"]}),
+    json!({"max_retries": 10, "strategy": "fixed_delay", "delay_secs": 60, "expires_after_secs": 3600}),
+    json!({"max_retries": 4, "strategy": "custom", "schedule": [{"secs": 30}, {"hours": 2}, {"days": 1}],
+           "retry_on": ["timeout", "explicit"]}),
+))]
 pub struct NewRetry {
     /// Retries after the first execution; at most `RETRY_MAX_RETRIES_LIMIT`.
     #[schema(minimum = 1)]
     pub max_retries: i16,
-    pub strategy: Option<Strategy>,
+    pub strategy: Option<StrategyName>,
+    /// With `exponential_backoff`: the first delay.
     #[schema(minimum = 1, default = 5)]
     pub initial_delay_secs: Option<u64>,
+    /// With `exponential_backoff`: each further delay is this many times longer.
     #[schema(minimum = 1.0, default = 2.0)]
     pub backoff_multiplier: Option<f64>,
-    /// At most `RETRY_MAX_DELAY_LIMIT`.
+    /// With `exponential_backoff`: no delay is longer; at most `RETRY_MAX_DELAY_LIMIT`.
     #[schema(minimum = 1, default = 300)]
     pub max_delay_secs: Option<u64>,
+    /// With `fixed_delay`: the delay; at most `RETRY_MAX_DELAY_LIMIT`.
+    #[schema(minimum = 1)]
+    pub delay_secs: Option<u64>,
+    /// With `custom`: one delay per retry, the last one repeats; at most `RETRY_MAX_SCHEDULE_DELAY_SECS` each.
+    #[schema(min_items = 1, max_items = 1000)]
+    pub schedule: Option<Vec<WrittenDelay>>,
+    /// Up to this many random milliseconds are added to each delay.
     #[schema(minimum = 0, default = 500)]
     pub jitter_ms: Option<u64>,
+    /// Which failures are retried at all.
     #[schema(min_items = 1)]
     pub retry_on: Option<Vec<Trigger>>,
+    /// HTTP statuses (`"429"`) or classes (`"5xx"`) of `on_start` answers that are retried whatever their type.
+    pub retry_on_status: Option<Vec<String>>,
+    /// The same for answers that are not retried. The more exact pattern wins.
+    pub no_retry_on_status: Option<Vec<String>>,
+    /// No retry is scheduled later than this long after the task was created.
+    #[schema(minimum = 1, maximum = 2_147_483_647)]
+    pub expires_after_secs: Option<u64>,
+}
+
+/// A retry by hand.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RetryRequest {
+    /// Who wants it, for the audit trail.
+    #[schema(min_length = 1, max_length = 255)]
+    pub requested_by: Option<String>,
+    /// Bring back what failed only because of it.
+    #[schema(default = true)]
+    pub cascade: Option<bool>,
+    /// Answer what would happen, and change nothing.
+    #[schema(default = false)]
+    pub dry_run: Option<bool>,
 }
 
 /// A report or a change.
@@ -102,6 +145,9 @@ pub struct TaskPatch {
     #[schema(min_length = 1, max_length = 65536)]
     pub failure_reason: Option<String>,
     pub failure_type: Option<ReportedFailureType>,
+    /// With Failure: come back in so many seconds; uses up no retry.
+    #[schema(minimum = 1, maximum = 2_147_483_647)]
+    pub retry_after_secs: Option<u64>,
     /// Merged into what is there.
     #[schema(value_type = Option<Metadata>)]
     pub metadata: Option<Value>,

@@ -4,17 +4,20 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use axum::body::to_bytes;
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use chrono::{DateTime, Utc};
+use futures_util::StreamExt;
 use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Api, Problem};
 use crate::domain::input::{Problems, representable};
 use crate::store::query::Page;
+
+/// What is read of a body that is too large anyway: many clients read the answer only after they have sent all of it.
+const STILL_READ: usize = 64 * 1024 * 1024;
 
 /// The body as JSON, whatever its content type says; an empty one is `{}`.
 pub struct Body(pub Value);
@@ -28,14 +31,21 @@ impl FromRequest<Api> for Body {
             let detail = format!("body: must have at most {most} bytes (MAX_BODY_BYTES)");
             Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
         };
-        let declared = request.headers().get("content-length").and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-        if declared.is_some_and(|length| length > most) {
+        let mut chunks = request.into_body().into_data_stream();
+        let mut bytes = Vec::new();
+        let mut length = 0;
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk.map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "body: could not be read"))?;
+            length += chunk.len();
+            if length <= most {
+                bytes.extend_from_slice(&chunk);
+            } else if length > most + STILL_READ {
+                break;
+            }
+        }
+        if length > most {
             return Err(too_large());
         }
-        let bytes = to_bytes(request.into_body(), most).await.map_err(|error| {
-            let limit = std::error::Error::source(&error).is_some_and(|e| e.to_string().contains("length limit"));
-            if limit { too_large() } else { Problem::new(StatusCode::BAD_REQUEST, "body: could not be read") }
-        })?;
         if bytes.is_empty() {
             return Ok(Body(Value::Object(serde_json::Map::new())));
         }
@@ -63,6 +73,24 @@ impl<T: FromStr> FromRequestParts<Api> for Id<T> {
     }
 }
 
+/// A path parameter that names a kind of task.
+pub struct Kind(pub String);
+
+impl FromRequestParts<Api> for Kind {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Kind, Problem> {
+        let params = RawPathParams::from_request_parts(parts, api)
+            .await
+            .map_err(|_| Problem::invalid(vec!["kind: is not valid UTF-8".into()]))?;
+        let (_, kind) = params.iter().next().ok_or_else(Problem::internal)?;
+        if !(1..=100).contains(&kind.chars().count()) || kind.contains('\0') {
+            return Err(Problem::invalid(vec!["kind: must have 1 to 100 characters, none of them NUL".into()]));
+        }
+        Ok(Kind(kind.to_owned()))
+    }
+}
+
 /// The query parameters, taken one by one; what nobody takes is unknown.
 pub struct Query {
     pairs: Vec<(String, String)>,
@@ -86,6 +114,10 @@ impl Query {
         if self.pairs.iter().any(|(key, _)| key == name) {
             self.problems.add(name, "is given more than once");
             self.pairs.retain(|(key, _)| key != name);
+        }
+        if value.contains('\u{fffd}') {
+            self.problems.add(name, "must be valid UTF-8");
+            return None;
         }
         if value.contains('\0') {
             self.problems.add(name, "must not contain NUL characters");

@@ -6,6 +6,7 @@ pub mod dto;
 mod error;
 mod extract;
 mod openapi;
+mod retries;
 mod system;
 mod tasks;
 
@@ -13,18 +14,22 @@ use std::any::Any;
 
 use axum::Router;
 use axum::extract::Request;
+use axum::http::Method;
 use axum::http::header::{HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::ServiceBuilder;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
 use tower_http::trace::TraceLayer;
+use tracing::Instrument;
 use utoipa_swagger_ui::SwaggerUi;
 
 use crate::domain::new_task::Limits;
-use crate::service::Service;
+use crate::service::{self, Service};
 
 pub use error::Problem;
 pub use openapi::document;
@@ -36,6 +41,27 @@ pub struct Api {
     pub limits: Limits,
     pub max_body_bytes: usize,
     pub metrics: PrometheusHandle,
+    /// Changes under way: see [`Api::unbroken`].
+    pub changes: TaskTracker,
+    /// Set when the service is about to end.
+    pub ending: CancellationToken,
+}
+
+impl Api {
+    /// Does the work to its end even if the client hangs up meanwhile. A transaction that is dropped while it waits for
+    /// a lock leaves its server process waiting, outside the pool's count; many of them used up all connections.
+    async fn unbroken<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = service::Result<T>> + Send + 'static,
+    ) -> Result<T, Problem> {
+        match self.changes.spawn(work.in_current_span()).await {
+            Ok(result) => Ok(result?),
+            Err(error) => {
+                tracing::error!(%error, "a request failed");
+                Err(Problem::internal())
+            }
+        }
+    }
 }
 
 pub fn router(api: Api) -> Router {
@@ -63,7 +89,9 @@ fn span(request: &Request) -> tracing::Span {
 
 async fn measure(request: Request, next: Next) -> Response {
     let started = std::time::Instant::now();
-    let method = request.method().as_str().to_owned();
+    // Whatever a client makes up must not become a label of its own.
+    let known = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::HEAD, Method::OPTIONS];
+    let method = if known.contains(request.method()) { request.method().as_str() } else { "other" }.to_owned();
     let path = request
         .extensions()
         .get::<axum::extract::MatchedPath>()

@@ -4,7 +4,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Api, batches, deliveries, system, tasks};
+use super::{Api, batches, deliveries, retries, system, tasks};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -18,6 +18,7 @@ use super::{Api, batches, deliveries, system, tasks};
     tags(
         (name = "tasks", description = "Create, watch, report and steer tasks"),
         (name = "batches", description = "Tasks that were created together"),
+        (name = "retries", description = "Default policies and statistics"),
         (name = "webhook deliveries", description = "Notifications and what became of them"),
         (name = "system", description = "For operators")
     )
@@ -30,6 +31,13 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(tasks::get, tasks::patch, tasks::put, tasks::cancel))
         .routes(routes!(tasks::pause))
         .routes(routes!(tasks::resume))
+        .routes(routes!(retries::task))
+        .routes(routes!(retries::attempts))
+        .routes(routes!(retries::events))
+        .routes(routes!(retries::batch))
+        .routes(routes!(retries::stats))
+        .routes(routes!(retries::policies))
+        .routes(routes!(retries::put_policy, retries::delete_policy))
         .routes(routes!(batches::dag))
         .routes(routes!(batches::list))
         .routes(routes!(batches::get, batches::stop))

@@ -3,15 +3,24 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::document;
-use crate::domain::new_task::{Limits, read_batch, read_patch, read_progress};
-use crate::domain::retry::PolicyLimits;
+use crate::domain::new_policy::read_default_policy;
+use crate::domain::new_task::{Limits, read_batch};
+use crate::domain::patch::{read_patch, read_progress, read_retry_request};
+use crate::domain::retry;
 
 const LIMITS: Limits = Limits {
     tasks_per_batch: 10,
     dependencies_per_task: 10,
+    links_per_batch: 1000,
     actions_per_task: 10,
     metadata_bytes: 65_536,
-    retry: PolicyLimits { max_retries: 10, max_delay_secs: 3600 },
+    retry: retry::Limits {
+        max_retries: 10,
+        max_delay_secs: 3600,
+        max_schedule_delay_secs: 86_400,
+        max_retry_after_secs: 86_400,
+        max_deferrals: 100,
+    },
 };
 
 /// A described shape, and how to have an object of it read.
@@ -22,7 +31,7 @@ struct Shape {
     read: fn(Value) -> Vec<String>,
 }
 
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 11] = [
     Shape { schema: "NewBatch", path: "", read: batch_problems },
     Shape { schema: "NewTask", path: "[0].", read: |task| batch_problems(json!([task])) },
     Shape {
@@ -30,7 +39,13 @@ const SHAPES: [Shape; 8] = [
         path: "[0].dependencies[0].",
         read: |dependency| task_problems("dependencies", &json!([dependency])),
     },
-    Shape { schema: "NewRetry", path: "[0].retry.", read: |retry| task_problems("retry", &retry) },
+    Shape { schema: "NewRetry", path: "[0].retry.", read: |retry| task_problems("retry", &with_its_strategy(retry)) },
+    Shape { schema: "NewRetry", path: "", read: |retry| policy_problems(with_its_strategy(retry)) },
+    Shape {
+        schema: "Delay",
+        path: "schedule[0].",
+        read: |delay| policy_problems(json!({"max_retries": 1, "strategy": "custom", "schedule": [delay]})),
+    },
     Shape { schema: "Action", path: "[0].on_start.", read: |action| task_problems("on_start", &action) },
     Shape {
         schema: "WebhookParams",
@@ -38,6 +53,7 @@ const SHAPES: [Shape; 8] = [
         read: |params| task_problems("on_start", &json!({"kind": "Webhook", "params": params})),
     },
     Shape { schema: "TaskPatch", path: "", read: |body| read_patch(body, &LIMITS).err().unwrap_or_default() },
+    Shape { schema: "RetryRequest", path: "", read: |body| read_retry_request(body).err().unwrap_or_default() },
     Shape { schema: "TaskProgress", path: "", read: |body| read_progress(body).err().unwrap_or_default() },
 ];
 
@@ -47,6 +63,20 @@ fn batch_problems(body: Value) -> Vec<String> {
 
 fn task_problems(field: &str, value: &Value) -> Vec<String> {
     batch_problems(json!([{"name": "n", "kind": "k", field: value}]))
+}
+
+fn policy_problems(body: Value) -> Vec<String> {
+    read_default_policy(body, &LIMITS.retry).err().unwrap_or_default()
+}
+
+/// Some fields of a policy go with one strategy only, which has to be named.
+fn with_its_strategy(mut retry: Value) -> Value {
+    for (field, strategy) in [("delay_secs", "fixed_delay"), ("schedule", "custom")] {
+        if retry.get(field).is_some() {
+            retry["strategy"] = json!(strategy);
+        }
+    }
+    retry
 }
 
 impl Shape {
@@ -66,6 +96,13 @@ impl Shape {
     fn is_out_of_bounds(&self, field: &str, value: &Value) -> bool {
         self.problems(field, value).iter().any(|line| line.contains(": must "))
     }
+
+    /// Refused for the number of its entries, whatever they are.
+    fn has_too_many(&self, field: &str, entries: u64) -> bool {
+        let entries = json!(vec![Value::Null; usize::try_from(entries).unwrap()]);
+        let start = format!("{}{field}: must ", self.path);
+        self.problems(field, &entries).iter().any(|line| line.starts_with(&start))
+    }
 }
 
 fn schemas() -> Value {
@@ -73,16 +110,28 @@ fn schemas() -> Value {
     document["components"]["schemas"].clone()
 }
 
+/// The properties of an object, or of all the objects that it may be one of.
 fn properties(schemas: &Value, name: &str) -> Vec<(String, Value)> {
-    let properties = schemas[name]["properties"].as_object().unwrap_or_else(|| panic!("{name} has no properties"));
-    properties.iter().map(|(name, schema)| (name.clone(), schema.clone())).collect()
+    let schema = &schemas[name];
+    let objects = schema["oneOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice);
+    let described: Vec<(String, Value)> = objects
+        .iter()
+        .flat_map(|object| object["properties"].as_object().into_iter().flatten())
+        .map(|(name, schema)| (name.clone(), schema.clone()))
+        .collect();
+    assert!(!described.is_empty(), "{name} has no properties");
+    described
 }
 
 /// Every word that the readers could take for the name of a field: a name they know stands in their source.
 fn words_of_the_readers() -> BTreeSet<String> {
-    let source = include_str!("../domain/new_task.rs");
+    let sources = [
+        include_str!("../domain/new_task.rs"),
+        include_str!("../domain/new_policy.rs"),
+        include_str!("../domain/patch.rs"),
+    ];
     let is_word = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c == '_');
-    source.split('"').filter(is_word).map(String::from).collect()
+    sources.iter().flat_map(|source| source.split('"')).filter(is_word).map(String::from).collect()
 }
 
 #[test]
@@ -113,6 +162,14 @@ fn the_same_fields_are_required() {
 }
 
 #[test]
+fn a_delay_has_one_unit() {
+    let schemas = schemas();
+    let objects = schemas["Delay"]["oneOf"].as_array().cloned().unwrap_or_default();
+    let required: Vec<&Value> = objects.iter().map(|object| &object["required"]).collect();
+    assert_eq!(required, [&json!(["secs"]), &json!(["hours"]), &json!(["days"])]);
+}
+
+#[test]
 fn the_same_limits_hold() {
     let schemas = schemas();
     let mut limits = 0;
@@ -139,6 +196,11 @@ fn the_same_limits_hold() {
             }
             if schema["minItems"] == json!(1) {
                 hold(json!(null), json!([]));
+            }
+            if let Some(most) = schema["maxItems"].as_u64() {
+                limits += 1;
+                assert!(!shape.has_too_many(&field, most), "{}.{field}: the limit itself is allowed", shape.schema);
+                assert!(shape.has_too_many(&field, most + 1), "{}.{field}: {most} are not the limit", shape.schema);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use serde::Serialize;
@@ -35,11 +36,14 @@ pub async fn health() -> Json<Health> {
     get, path = "/ready", operation_id = "ready", tag = "system",
     responses(
         (status = 200, description = "The database answers", body = Health),
-        (status = 503, description = "The database is not available", body = Problem,
+        (status = 503, description = "The database is not available, or the service is shutting down", body = Problem,
          content_type = "application/problem+json"),
     )
 )]
 pub async fn ready(State(api): State<Api>) -> Result<Json<Health>, Problem> {
+    if api.ending.is_cancelled() {
+        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the service is shutting down"));
+    }
     api.service.store().ping().await?;
     Ok(Json(Health { status: "ok" }))
 }
@@ -62,6 +66,9 @@ pub async fn metrics(State(api): State<Api>) -> impl IntoResponse {
         for (status, count) in Status::ALL.iter().zip(counts) {
             metrics::gauge!("reprise_tasks", "status" => status.as_str()).set(approximate(count));
         }
+    }
+    if let Ok(age) = stats::queue_age(store).await {
+        metrics::gauge!("reprise_queue_age_seconds").set(age);
     }
     if let Ok((depth, age)) = stats::outbox(store).await {
         metrics::gauge!("reprise_outbox_depth").set(approximate(depth));

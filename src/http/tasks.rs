@@ -10,7 +10,8 @@ use uuid::Uuid;
 use super::dto::{CreateTasks, TaskPatch, TaskProgress};
 use super::extract::{Body, Id, Query};
 use super::{Api, Problem};
-use crate::domain::new_task::{read_batch, read_patch, read_progress};
+use crate::domain::new_task::read_batch;
+use crate::domain::patch::{read_patch, read_progress};
 use crate::domain::status::Status;
 use crate::domain::view::{BasicTask, WholeTask};
 use crate::store::query::TaskFilter;
@@ -36,7 +37,8 @@ use crate::store::query::TaskFilter;
 )]
 pub async fn create(State(api): State<Api>, Body(body): Body) -> Result<Response, Problem> {
     let batch = read_batch(body, &api.limits).map_err(Problem::invalid)?;
-    let created = api.service.create(&batch).await?;
+    let service = api.service.clone();
+    let created = api.unbroken(async move { service.create(&batch).await }).await?;
     let id = [("X-Batch-ID", created.batch_id.to_string())];
     if created.tasks.is_empty() {
         return Ok((StatusCode::NO_CONTENT, id).into_response());
@@ -72,7 +74,7 @@ pub async fn create(State(api): State<Api>, Body(body): Body) -> Result<Response
 )]
 pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, Problem> {
     let filter = TaskFilter {
-        statuses: query.parsed("status", "one status or several", statuses).unwrap_or_default(),
+        statuses: query.parsed("status", STATUSES, statuses).unwrap_or_default(),
         kind: query.text("kind"),
         name: query.text("name"),
         batch_id: query.uuid("batch_id"),
@@ -145,7 +147,8 @@ pub async fn patch(
         return Err(Problem::invalid(vec![format!("run: is {in_query} in the query but {in_body} in the body")]));
     }
     patch.run = patch.run.or(run);
-    Ok(Json(api.service.patch(id, &patch).await?))
+    let service = api.service.clone();
+    Ok(Json(api.unbroken(async move { service.patch(id, &patch).await }).await?))
 }
 
 /// Give a sign of life
@@ -173,7 +176,8 @@ pub async fn patch(
 pub async fn put(State(api): State<Api>, Id(id): Id, query: Query, Body(body): Body) -> Result<StatusCode, Problem> {
     let run = run_of(query)?;
     let progress = read_progress(body).map_err(Problem::invalid)?;
-    api.service.progress(id, run, progress).await?;
+    let service = api.service.clone();
+    api.unbroken(async move { service.progress(id, run, progress).await }).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -194,7 +198,8 @@ pub async fn put(State(api): State<Api>, Id(id): Id, query: Query, Body(body): B
     )
 )]
 pub async fn cancel(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.service.cancel(id).await?))
+    let service = api.service.clone();
+    Ok(Json(api.unbroken(async move { service.cancel(id).await }).await?))
 }
 
 /// Pause a task that is not being executed
@@ -214,7 +219,8 @@ pub async fn cancel(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask
     )
 )]
 pub async fn pause(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.service.pause(id).await?))
+    let service = api.service.clone();
+    Ok(Json(api.unbroken(async move { service.pause(id).await }).await?))
 }
 
 /// Resume a paused task
@@ -233,8 +239,12 @@ pub async fn pause(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>
     )
 )]
 pub async fn resume(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.service.resume(id).await?))
+    let service = api.service.clone();
+    Ok(Json(api.unbroken(async move { service.resume(id).await }).await?))
 }
+
+const STATUSES: &str = "one or several, separated by commas, of Waiting, Pending, Claimed, Running, RetryPending, Paused, \
+                         Success, Failure, Canceled";
 
 fn run_of(mut query: Query) -> Result<Option<i32>, Problem> {
     let run = query.integer("run", &(0..=i32::MAX));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::{self, Store, retrying, stats, transitions};
+use crate::store::{self, Actor, Store, retrying, stats, transitions};
 use crate::wake::Hints;
 
 const LIMIT: i64 = 1000;
@@ -26,7 +26,7 @@ impl Loop for Retry {
 
     async fn tick(&self) -> store::Result<Tick> {
         let processed = retrying(|| async {
-            let mut tx = self.store.begin().await?;
+            let mut tx = self.store.begin(Actor::Loop(Self::NAME)).await?;
             let processed = transitions::release_due(&mut tx, LIMIT).await?;
             tx.commit().await?;
             Ok(processed)

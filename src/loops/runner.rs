@@ -40,10 +40,8 @@ pub async fn run<L: Loop>(this: L, wake: Wake, shutdown: CancellationToken) {
     let mut failures = 0u32;
     while !shutdown.is_cancelled() {
         let started = Instant::now();
-        let result = tokio::select! {
-            result = tokio::time::timeout(TICK_TIMEOUT, this.tick()) => result,
-            () = shutdown.cancelled() => return,
-        };
+        // Not broken off by the shutdown: what it has taken for this process it must be able to hand on.
+        let result = tokio::time::timeout(TICK_TIMEOUT, this.tick()).await;
         metrics::histogram!("reprise_loop_tick_duration_seconds", "loop" => L::NAME)
             .record(started.elapsed().as_secs_f64());
         let sleep = match result {

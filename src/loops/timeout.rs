@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::runner::{Loop, Tick};
 use crate::domain::lifecycle::{Event, decide};
 use crate::domain::status::Status;
-use crate::store::{self, Store, lock, retrying, stats, transitions};
+use crate::store::{self, Actor, Store, lock, retrying, stats, transitions};
+use crate::wake::Hints;
 
 const LIMIT: i64 = 500;
 
@@ -21,6 +22,10 @@ impl Loop for Timeout {
         self.interval
     }
 
+    fn hint(&self) -> Option<Hints> {
+        Some(Hints::TIMEOUT)
+    }
+
     async fn tick(&self) -> store::Result<Tick> {
         let processed = retrying(|| self.expire()).await?;
         Ok(Tick {
@@ -33,7 +38,7 @@ impl Loop for Timeout {
 
 impl Timeout {
     async fn expire(&self) -> store::Result<u64> {
-        let mut tx = self.store.begin().await?;
+        let mut tx = self.store.begin(Actor::Loop(Self::NAME)).await?;
         let locked = lock::timed_out(&mut tx, LIMIT).await?;
         let mut decided = Vec::new();
         for task in &locked.tasks {

@@ -2,8 +2,10 @@
 
 mod batches;
 mod deliveries;
+mod retries;
 mod tasks;
 
+use chrono::TimeDelta;
 use uuid::Uuid;
 
 use crate::domain::status::Status;
@@ -16,6 +18,7 @@ pub use tasks::Created;
 pub struct Service {
     store: Store,
     metadata_bytes: usize,
+    stuck_after: TimeDelta,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -33,8 +36,8 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Service {
-    pub fn new(store: Store, metadata_bytes: usize) -> Service {
-        Service { store, metadata_bytes }
+    pub fn new(store: Store, metadata_bytes: usize, stuck_after_secs: u64) -> Service {
+        Service { store, metadata_bytes, stuck_after: retries::stuck_after(stuck_after_secs) }
     }
 
     pub fn store(&self) -> &Store {

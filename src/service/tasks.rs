@@ -4,12 +4,13 @@ use uuid::Uuid;
 
 use super::{Error, Result, Service, no_task};
 use crate::domain::lifecycle::{self, Event, Report};
-use crate::domain::new_task::{NewBatch, Patch, Progress};
+use crate::domain::new_task::NewBatch;
+use crate::domain::patch::{Patch, Progress};
 use crate::domain::task::Task;
 use crate::domain::view::{BasicTask, Timestamp, WholeTask};
 use crate::store::progress::{self, Sign};
 use crate::store::query::{Page, TaskFilter};
-use crate::store::{self, Tx, attempts, create, lock, query, retrying, transitions};
+use crate::store::{self, Actor, Tx, attempts, create, lock, policies, query, retrying, transitions};
 
 /// A new batch; without tasks nothing was stored.
 #[derive(Debug)]
@@ -32,9 +33,10 @@ impl Service {
         if batch.tasks.is_empty() {
             return Ok(Created { batch_id: Uuid::now_v7(), tasks: Vec::new() });
         }
+        let defaults = policies::by_kind(&self.store).await?;
         let created = retrying(|| async {
-            let mut tx = self.store.begin().await?;
-            let created = create::batch(&mut tx, batch).await?;
+            let mut tx = self.store.begin(Actor::Api).await?;
+            let created = create::batch(&mut tx, batch, &defaults).await?;
             tx.commit().await?;
             Ok(created)
         })
@@ -86,7 +88,7 @@ impl Service {
             priority: None,
         };
         let written = retrying(|| async {
-            let mut tx = self.store.begin().await?;
+            let mut tx = self.store.begin(Actor::Api).await?;
             let written = progress::record(&mut tx, std::slice::from_ref(&sign)).await?;
             tx.commit().await?;
             Ok(written)
@@ -113,7 +115,7 @@ impl Service {
 
     async fn happened(&self, id: Uuid, event: &Event) -> Result<WholeTask> {
         let done = retrying(|| async {
-            let mut tx = self.store.begin().await?;
+            let mut tx = self.store.begin(Actor::Api).await?;
             let locked = lock::by_ids(&mut tx, &[id]).await?;
             let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
             match lifecycle::decide(task, event, locked.moment) {
@@ -128,7 +130,7 @@ impl Service {
     }
 
     async fn patch_once(&self, id: Uuid, patch: &Patch) -> store::Result<Done> {
-        let mut tx = self.store.begin().await?;
+        let mut tx = self.store.begin(Actor::Api).await?;
         let locked = lock::by_ids(&mut tx, &[id]).await?;
         let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
         let refused = || Done::Refused(Box::new(task.clone()));

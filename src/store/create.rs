@@ -4,9 +4,13 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::policies::ByKind;
+use super::tx::Move;
 use super::{Error, Result, Tx};
-use crate::domain::new_task::{NewBatch, NewTask};
+use crate::domain::new_task::{NewBatch, NewTask, RetryChoice};
+use crate::domain::policy::Policy;
 use crate::domain::status::Status;
+use crate::domain::view::RetrySource;
 use crate::wake::Hints;
 
 /// A stored batch: its id, the ids of its tasks in their order, and when it came into being.
@@ -16,24 +20,23 @@ pub struct Created {
     pub created_at: DateTime<Utc>,
 }
 
-pub async fn batch(tx: &mut Tx, batch: &NewBatch) -> Result<Created> {
+/// `defaults` are the policies of tasks that bring none.
+pub async fn batch(tx: &mut Tx, batch: &NewBatch, defaults: &ByKind) -> Result<Created> {
     let batch_id = Uuid::now_v7();
     let created_at = insert_batch(tx, batch_id, batch).await?;
     // Made in ascending order: the queue takes equal priorities in the order of the batch, and locks taken in the
     // order of ids go from parents to children.
     let ids: Vec<Uuid> = batch.tasks.iter().map(|_| Uuid::now_v7()).collect();
-    insert_tasks(tx, batch_id, &ids, &batch.tasks, created_at).await?;
+    insert_tasks(tx, batch_id, &ids, &batch.tasks, defaults, created_at).await?;
     insert_links(tx, &ids, &batch.tasks).await?;
-    for status in [Status::Waiting, Status::Pending] {
-        let count = batch.tasks.iter().filter(|t| t.status() == status).count();
-        if count > 0 {
-            tx.total(status, i64::try_from(count).unwrap_or(i64::MAX));
-        }
+    for (id, task) in ids.iter().zip(&batch.tasks) {
+        let made = Move { id: *id, batch_id, from: None, to: task.status(), cause: "create", run: 0, attempt: 0 };
+        tx.moved(made, created_at);
     }
     if batch.tasks.iter().any(|t| t.run_at.is_some()) {
         tx.hint(Hints::RETRY);
     }
-    tx.count("reprise_tasks_created_total", None, ids.len() as u64);
+    tx.count("reprise_tasks_created_total", vec![], ids.len() as u64);
     Ok(Created { batch_id, ids, created_at })
 }
 
@@ -76,6 +79,7 @@ async fn insert_tasks(
     batch_id: Uuid,
     ids: &[Uuid],
     tasks: &[NewTask],
+    defaults: &ByKind,
     created_at: DateTime<Utc>,
 ) -> Result<()> {
     macro_rules! column {
@@ -90,20 +94,20 @@ async fn insert_tasks(
         .collect::<Result<Vec<_>>>()?;
     let retry = tasks
         .iter()
-        .map(|t| t.retry.as_ref().map(|p| json(serde_json::to_string(p))).transpose())
+        .map(|t| policy(t, defaults).map(|(p, _)| json(serde_json::to_string(p))).transpose())
         .collect::<Result<Vec<_>>>()?;
     let wait_count = |t: &NewTask| i32::try_from(t.dependencies.len()).unwrap_or(i32::MAX);
     sqlx::query!(
         "with u as materialized (
              select * from unnest($3::uuid[], $4::text[]::task_status[], $5::smallint[], $6::smallint[], $7::int[],
                                   $8::int[], $9::int[], $10::timestamptz[], $11::text[], $12::text[], $13::jsonb[],
-                                  $14::text[], $15::text[], $16::boolean[])
+                                  $14::text[], $15::text[], $16::boolean[], $17::text[])
                  u(id, status, priority, flags, wait_count, timeout_secs, expected_count, run_at, name, kind, metadata,
-                   actions, retry, dead_end_barrier)
+                   actions, retry, dead_end_barrier, retry_source)
          ), spec as (
-             insert into task_spec (id, batch_id, name, kind, metadata, actions, retry, run_at, dead_end_barrier,
-                                    created_at)
-             select id, $1, name, kind, metadata, actions, retry, run_at, dead_end_barrier, $2 from u
+             insert into task_spec (id, batch_id, name, kind, metadata, actions, retry, retry_source, run_at,
+                                    dead_end_barrier, created_at)
+             select id, $1, name, kind, metadata, actions, retry, retry_source, run_at, dead_end_barrier, $2 from u
          )
          insert into task (id, batch_id, status, priority, flags, wait_count, timeout_secs, expected_count, not_before,
                            created_at, last_updated)
@@ -125,10 +129,19 @@ async fn insert_tasks(
         &actions as &[Option<String>],
         &retry as &[Option<String>],
         column!(t => t.dead_end_barrier),
+        column!(t => policy(t, defaults).map(|(_, source)| source.as_str())) as &[Option<&str>],
     )
     .execute(tx.conn())
     .await?;
     Ok(())
+}
+
+fn policy<'a>(task: &'a NewTask, defaults: &'a ByKind) -> Option<(&'a Policy, RetrySource)> {
+    match &task.retry {
+        RetryChoice::Own(policy) => Some((policy, RetrySource::Task)),
+        RetryChoice::OptOut => None,
+        RetryChoice::OfKind => defaults.get(&task.kind).map(|policy| (policy, RetrySource::Kind)),
+    }
 }
 
 async fn insert_links(tx: &mut Tx, ids: &[Uuid], tasks: &[NewTask]) -> Result<()> {

@@ -45,9 +45,12 @@ impl From<sqlx::Error> for Error {
             }
             // Deadlock, serialization failure.
             E::Database(_) if code == "40P01" || code == "40001" => Error::Transient(error),
-            // Connection exceptions, too many connections, shutting or starting up, read-only after a failover.
+            // Connection exceptions, out of some resource, shutting or starting up, a lock not to be had, read-only
+            // after a failover.
             E::Database(_)
-                if code.starts_with("08") || code.starts_with("57P") || code == "53300" || code == "25006" =>
+                if ["08", "53", "57P"].iter().any(|class| code.starts_with(class))
+                    || code == "55P03"
+                    || code == "25006" =>
             {
                 Error::Unavailable(error)
             }

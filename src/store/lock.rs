@@ -5,8 +5,9 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::{Error, Result, Tx};
-use crate::domain::lifecycle::Moment;
-use crate::domain::retry::{FailureType, Policy};
+use crate::domain::failure::FailureType;
+use crate::domain::lifecycle::{Jitter, Moment};
+use crate::domain::policy::Policy;
 use crate::domain::status::Status;
 use crate::domain::task::{Flags, Task};
 
@@ -19,6 +20,7 @@ pub struct Locked {
 struct Row {
     id: Uuid,
     batch_id: Uuid,
+    kind: String,
     status: String,
     flags: i16,
     attempt: i16,
@@ -28,9 +30,11 @@ struct Row {
     timeout_secs: i32,
     claimed_by: Option<Uuid>,
     claimed_run: Option<i32>,
+    manual_run: Option<i32>,
     timeout_at: Option<DateTime<Utc>>,
     next_retry_at: Option<DateTime<Utc>>,
     created_at: DateTime<Utc>,
+    last_updated: DateTime<Utc>,
     started_at: Option<DateTime<Utc>>,
     ended_at: Option<DateTime<Utc>>,
     failure_type: Option<String>,
@@ -43,9 +47,9 @@ macro_rules! lock_tasks {
     ($rest:literal, $($args:expr),*) => {
         sqlx::query_as!(
             Row,
-            r#"select t.id, t.batch_id, t.status::text as "status!", t.flags, t.attempt, t.run, t.deferrals,
-                   t.wait_count, t.timeout_secs, t.claimed_by, t.claimed_run, t.timeout_at, t.next_retry_at,
-                   t.created_at, t.started_at, t.ended_at, t.failure_type, t.failure_reason, s.retry,
+            r#"select t.id, t.batch_id, s.kind, t.status::text as "status!", t.flags, t.attempt, t.run, t.deferrals,
+                   t.wait_count, t.timeout_secs, t.claimed_by, t.claimed_run, t.manual_run, t.timeout_at,
+                   t.next_retry_at, t.created_at, t.last_updated, t.started_at, t.ended_at, t.failure_type, t.failure_reason, s.retry,
                    coalesce($1, now()) as "now!"
                from task t join task_spec s on s.id = t.id "#
                 + $rest,
@@ -57,7 +61,7 @@ macro_rules! lock_tasks {
 pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
     let now = tx.store.clock().param();
     let rows = lock_tasks!("where t.id = any($2) order by t.id for update of t", now, ids).fetch_all(tx.conn()).await?;
-    locked(rows)
+    locked(tx, rows)
 }
 
 /// Claimed tasks whose lease ran out and Running ones without a sign of life, the most overdue first.
@@ -74,7 +78,7 @@ pub async fn timed_out(tx: &mut Tx, limit: i64) -> Result<Locked> {
     )
     .fetch_all(tx.conn())
     .await?;
-    locked(rows)
+    locked(tx, rows)
 }
 
 /// Up to `limit` tasks of the batch that are alive, from the last one on: children go before their parents.
@@ -92,10 +96,10 @@ pub async fn last_alive_of_batch(tx: &mut Tx, batch_id: Uuid, below: Option<Uuid
     by_ids(tx, &ids).await
 }
 
-fn locked(rows: Vec<Row>) -> Result<Locked> {
+fn locked(tx: &Tx, rows: Vec<Row>) -> Result<Locked> {
     let now = rows.first().map_or(DateTime::<Utc>::UNIX_EPOCH, |row| row.now);
     let tasks = rows.into_iter().map(Row::into_task).collect::<Result<Vec<Task>>>()?;
-    Ok(Locked { tasks, moment: Moment { now, jitter: rand::random() } })
+    Ok(Locked { tasks, moment: Moment { now, jitter: Jitter::Spread(rand::random()), limits: tx.store.retry } })
 }
 
 impl Row {
@@ -104,6 +108,7 @@ impl Row {
         Ok(Task {
             id: self.id,
             batch_id: self.batch_id,
+            kind: self.kind,
             status: read_status(&self.status)?,
             flags: Flags(self.flags),
             attempt: self.attempt,
@@ -113,9 +118,11 @@ impl Row {
             timeout_secs: self.timeout_secs,
             claimed_by: self.claimed_by,
             claimed_run: self.claimed_run,
+            manual_run: self.manual_run,
             timeout_at: self.timeout_at,
             next_retry_at: self.next_retry_at,
             created_at: self.created_at,
+            last_updated: self.last_updated,
             started_at: self.started_at,
             ended_at: self.ended_at,
             failure_type: self.failure_type.as_deref().and_then(FailureType::parse),

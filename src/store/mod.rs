@@ -4,14 +4,18 @@
 pub mod attempts;
 pub mod create;
 mod error;
+pub mod history;
 pub mod lease;
 pub mod listen;
 pub mod lock;
 pub mod migrate;
 pub mod outbox;
+pub mod policies;
 pub mod progress;
 pub mod query;
 pub mod retention;
+pub mod retry_stats;
+pub mod revival;
 pub mod stats;
 pub mod transitions;
 mod tx;
@@ -24,10 +28,11 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use uuid::Uuid;
 
 use crate::clock::Clock;
+use crate::domain::retry;
 use crate::wake::Wake;
 
 pub use error::{Error, Result};
-pub use tx::Tx;
+pub use tx::{Actor, Tx};
 
 /// A pool of connections and what every statement needs to know of its instance.
 #[derive(Clone, Debug)]
@@ -36,19 +41,38 @@ pub struct Store {
     clock: Clock,
     wake: Wake,
     instance: Uuid,
+    retry: retry::Limits,
+    policies: policies::Cache,
 }
 
 impl Store {
     /// Does not connect yet: a database that is down is found out by the first query.
-    pub fn new(url: &str, max_connections: u32, clock: Clock) -> std::result::Result<Store, String> {
-        let options = PgConnectOptions::from_str(url)
-            .map_err(|error| format!("DATABASE_URL is not a PostgreSQL URL: {error}"))?
-            .application_name("reprise");
+    pub fn new(
+        url: &str,
+        max_connections: u32,
+        clock: Clock,
+        retry: retry::Limits,
+    ) -> std::result::Result<Store, String> {
+        let wrong = |why: String| format!("DATABASE_URL: must be a URL such as postgres://user@host/database: {why}");
+        if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
+            return Err(wrong("it starts otherwise".into()));
+        }
+        let options =
+            PgConnectOptions::from_str(url).map_err(|error| wrong(error.to_string()))?.application_name("reprise");
         let pool = PgPoolOptions::new()
             .max_connections(max_connections)
             .acquire_timeout(Duration::from_secs(5))
             .connect_lazy_with(options);
-        Ok(Store { pool, clock, wake: Wake::default(), instance: Uuid::now_v7() })
+        let (wake, policies) = (Wake::default(), policies::Cache::default());
+        Ok(Store { pool, clock, wake, instance: Uuid::now_v7(), retry, policies })
+    }
+
+    /// The same with connections of its own: however many requests there are, the loops and their leases go on.
+    #[must_use]
+    pub fn with_own_pool(&self, max_connections: u32) -> Store {
+        let options = self.pool.connect_options().as_ref().clone();
+        let pool = self.pool.options().clone().max_connections(max_connections).connect_lazy_with(options);
+        Store { pool, ..self.clone() }
     }
 
     pub fn clock(&self) -> &Clock {

@@ -1,5 +1,6 @@
 //! Notifications: written with the transition they tell of, leased for sending, marked with what came of it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -22,6 +23,7 @@ pub(super) async fn enqueue(tx: &mut Tx, transitions: &[Transition], now: DateTi
         match transition.notice() {
             Some(Notice::Success) if flags.has(Flags::ON_SUCCESS) => listed.push(("on_success", transition)),
             Some(Notice::Failure) if flags.has(Flags::ON_FAILURE) => listed.push(("on_failure", transition)),
+            Some(Notice::Retry) if flags.has(Flags::ON_RETRY) => listed.push(("on_retry", transition)),
             Some(Notice::Cancel) if flags.has(Flags::ON_START) => cancels.push(transition),
             _ => {}
         }
@@ -148,7 +150,8 @@ pub async fn keep_cancel_actions(tx: &mut Tx, actions: &[(Uuid, i32, Action)]) -
 }
 
 /// Batches in which nothing is alive any more: marks them and enqueues what they asked to be told.
-pub(super) async fn complete_batches(tx: &mut Tx, ids: &[Uuid]) -> Result<()> {
+/// Answers whether there is anything to deliver.
+pub(super) async fn complete_batches(tx: &mut Tx, ids: &[Uuid]) -> Result<bool> {
     let now = tx.store.clock().param();
     let added = sqlx::query!(
         "with done as (
@@ -170,9 +173,15 @@ pub(super) async fn complete_batches(tx: &mut Tx, ids: &[Uuid]) -> Result<()> {
     .execute(tx.conn())
     .await?
     .rows_affected();
-    if added > 0 {
-        tx.hint(Hints::DELIVER);
-    }
+    Ok(added > 0)
+}
+
+/// Batches in which something has come back to life are not complete any more.
+pub(super) async fn reopen_batches(tx: &mut Tx, ids: &BTreeSet<Uuid>) -> Result<()> {
+    let ids: Vec<Uuid> = ids.iter().copied().collect();
+    sqlx::query!("update batch set completed_at = null where id = any($1) and completed_at is not null", &ids)
+        .execute(tx.conn())
+        .await?;
     Ok(())
 }
 

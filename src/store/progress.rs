@@ -52,15 +52,14 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
     Ok(written)
 }
 
-/// Merges into the metadata of a task and answers how many bytes it has now.
+/// Merges into the metadata of a task and answers how many bytes it has now, measured as for a new task.
 pub async fn merge_metadata(tx: &mut Tx, id: Uuid, metadata: &Value) -> Result<usize> {
-    let size = sqlx::query_scalar!(
-        r#"update task_spec set metadata = coalesce(metadata, '{}') || $2 where id = $1
-           returning octet_length(metadata::text) as "size!""#,
+    let merged: Value = sqlx::query_scalar!(
+        r#"update task_spec set metadata = coalesce(metadata, '{}') || $2 where id = $1 returning metadata as "metadata!""#,
         id,
         metadata,
     )
     .fetch_one(tx.conn())
     .await?;
-    Ok(usize::try_from(size).unwrap_or(usize::MAX))
+    Ok(merged.to_string().len())
 }

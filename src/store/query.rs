@@ -7,10 +7,11 @@ use uuid::Uuid;
 
 use super::lock::read_status;
 use super::{Error, Result, Store, Tx};
-use crate::domain::retry::FailureType;
+use crate::domain::failure::FailureType;
 use crate::domain::status::Status;
 use crate::domain::view::{
-    BasicTask, Batch, BatchSummary, Dag, Delivery, DeliveryStatus, Link, StatusCounts, Timestamp, WholeTask,
+    BasicTask, Batch, BatchSummary, Dag, Delivery, DeliveryStatus, Link, RetrySource, StatusCounts, Timestamp,
+    WholeTask,
 };
 use crate::domain::webhook::{Action, Actions};
 
@@ -138,7 +139,7 @@ async fn whole_task(conn: &mut sqlx::PgConnection, id: Uuid) -> Result<Option<Wh
         r#"select t.id, s.name, s.kind, t.status::text as "status!", t.batch_id, t.priority, t.attempt, t.run,
                   t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
                   s.dead_end_barrier, t.timeout_secs, s.metadata, s.actions, c.action as "cancel?", t.last_updated,
-                  t.failure_reason, t.failure_type, s.retry, t.deferrals, s.run_at
+                  t.failure_reason, t.failure_type, s.retry, s.retry_source, t.deferrals, s.run_at
            from task t join task_spec s on s.id = t.id
            left join cancel_action c on c.task_id = t.id and c.run = t.run
            where t.id = $1"#,
@@ -178,6 +179,7 @@ async fn whole_task(conn: &mut sqlx::PgConnection, id: Uuid) -> Result<Option<Wh
         failure_reason: row.failure_reason,
         failure_type: row.failure_type.as_deref().and_then(FailureType::parse),
         retry: row.retry.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?,
+        retry_source: row.retry_source.as_deref().and_then(RetrySource::parse),
         deferrals: row.deferrals,
         run_at: row.run_at.map(Timestamp),
     }))
@@ -269,6 +271,11 @@ pub async fn batches(store: &Store, page: Page<Uuid>, limit: i64) -> Result<Vec<
             metadata: row.metadata.unwrap_or_else(|| json!({})),
         })
         .collect())
+}
+
+pub async fn batch_exists(store: &Store, id: Uuid) -> Result<bool> {
+    let found = sqlx::query_scalar!("select id from batch where id = $1", id).fetch_optional(&store.pool).await?;
+    Ok(found.is_some())
 }
 
 pub async fn batch(store: &Store, id: Uuid) -> Result<Option<Batch>> {

@@ -2,13 +2,13 @@
 
 use uuid::Uuid;
 
-use super::{Result, Store};
+use super::{Actor, Result, Store};
 use crate::domain::status::Status;
 
 /// Deletes the oldest finished batches of more than `days` days, of together about `limit` tasks (one batch at
 /// least), except those with notifications still to be delivered. Answers how many tasks went.
 pub async fn delete_finished(store: &Store, days: u32, limit: i64) -> Result<u64> {
-    let mut tx = store.begin().await?;
+    let mut tx = store.begin(Actor::Loop("retention")).await?;
     let now = store.clock().param();
     let batches: Vec<Uuid> = sqlx::query_scalar!(
         r#"select id from (
@@ -26,8 +26,15 @@ pub async fn delete_finished(store: &Store, days: u32, limit: i64) -> Result<u64
     )
     .fetch_all(tx.conn())
     .await?;
+    sqlx::query!(
+        "delete from retry_stat where bucket < coalesce($1, now()) - make_interval(days => $2)",
+        now,
+        i32::try_from(days).unwrap_or(i32::MAX),
+    )
+    .execute(tx.conn())
+    .await?;
     if batches.is_empty() {
-        tx.rollback().await?;
+        tx.commit().await?;
         return Ok(0);
     }
     let tasks = sqlx::query!(
@@ -36,6 +43,7 @@ pub async fn delete_finished(store: &Store, days: u32, limit: i64) -> Result<u64
            link as (delete from link l using spec s where l.parent_id = s.id),
            attempt as (delete from attempt a using spec s where a.task_id = s.id),
            cancel as (delete from cancel_action c using spec s where c.task_id = s.id),
+           event as (delete from event where batch_id = any($1)),
            sent as (delete from outbox where batch_id = any($1)),
            counts as (delete from batch_count where batch_id = any($1)),
            batch as (delete from batch where id = any($1))
@@ -46,9 +54,9 @@ pub async fn delete_finished(store: &Store, days: u32, limit: i64) -> Result<u64
     )
     .fetch_one(tx.conn())
     .await?;
-    tx.total(Status::Success, -tasks.success);
-    tx.total(Status::Failure, -tasks.failure);
-    tx.total(Status::Canceled, -tasks.canceled);
+    tx.deleted(Status::Success, tasks.success);
+    tx.deleted(Status::Failure, tasks.failure);
+    tx.deleted(Status::Canceled, tasks.canceled);
     tx.commit().await?;
     Ok(u64::try_from(tasks.success + tasks.failure + tasks.canceled).unwrap_or(0))
 }

@@ -41,6 +41,18 @@ pub async fn outbox(store: &Store) -> Result<(i64, f64)> {
     Ok((row.depth, row.age))
 }
 
+/// For how many seconds the task at the head of the queue has been in it.
+pub async fn queue_age(store: &Store) -> Result<f64> {
+    let age = sqlx::query_scalar!(
+        r#"select extract(epoch from coalesce($1, now()) - last_updated)::double precision as "age!" from task
+           where status = 'pending' and not_before is null order by priority desc, id limit 1"#,
+        store.clock().param(),
+    )
+    .fetch_optional(&store.pool)
+    .await?;
+    Ok(age.unwrap_or(0.0))
+}
+
 /// Seconds until the next deadline or end of a lease; negative when one has passed.
 pub async fn next_timeout(store: &Store) -> Result<Option<f64>> {
     Ok(sqlx::query_scalar!(

@@ -8,10 +8,12 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::lock::{self, read_status};
+use super::tx::Move;
 use super::{Error, Result, Tx, attempts, outbox};
+use crate::domain::failure::{FailureType, Trigger};
 use crate::domain::graph::{self, Edge};
 use crate::domain::lifecycle::{AttemptOutcome, Cause, Moment, Settled, Transition};
-use crate::domain::retry::{FailureType, Trigger};
+use crate::domain::retry::Final;
 use crate::domain::status::Status;
 use crate::domain::task::Flags;
 use crate::wake::Hints;
@@ -39,17 +41,21 @@ pub async fn apply(tx: &mut Tx, transitions: &[Transition], moment: Moment) -> R
 async fn propagate(tx: &mut Tx, settled: &[Settled], moment: Moment) -> Result<()> {
     let (good, bad): (Vec<Settled>, Vec<Settled>) = settled.iter().partition(|s| s.outcome().is_success());
     let ids = |of: &[Settled]| of.iter().map(|s| s.id()).collect::<Vec<Uuid>>();
+    // `offset 0` keeps the look-ups one by one over the key: without statistics, or with those of flat graphs, a hash
+    // join over the whole table was chosen for every level (7 s for a chain of 10,000, instead of 0.3 s).
     let edges = sqlx::query!(
         r#"with recursive falling(id) as (
                select unnest($2::uuid[])
                union
-               select l.child_id from falling f join link l on l.parent_id = f.id and l.requires_success
+               select l.child_id from falling f cross join lateral (
+                   select child_id from link where parent_id = f.id and requires_success offset 0
+               ) l
            )
            select l.parent_id as "parent_id!", l.child_id as "child_id!", l.requires_success as "requires_success!"
            from link l where l.parent_id = any($1)
            union all
            select l.parent_id, l.child_id, l.requires_success
-           from falling f join link l on l.parent_id = f.id"#,
+           from falling f cross join lateral (select * from link where parent_id = f.id offset 0) l"#,
         &ids(&good),
         &ids(&bad),
     )
@@ -74,7 +80,17 @@ async fn write(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> R
     outbox::enqueue(tx, transitions, now).await?;
     for transition in transitions {
         let task = transition.task();
-        tx.moved(task.batch_id, transition.from(), task.status, now);
+        let made = Move {
+            id: task.id,
+            batch_id: task.batch_id,
+            from: Some(transition.from()),
+            to: task.status,
+            cause: transition.cause().as_str(),
+            run: task.run,
+            attempt: task.attempt,
+        };
+        tx.moved(made, now);
+        tx.stats().count(transition);
         count(tx, transition);
     }
     Ok(())
@@ -92,12 +108,13 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
              status = u.status, attempt = u.attempt, run = u.run, deferrals = u.deferrals, wait_count = u.wait_count,
              claimed_by = u.claimed_by, claimed_run = u.claimed_run, timeout_at = u.timeout_at,
              next_retry_at = u.next_retry_at, started_at = u.started_at, ended_at = u.ended_at,
-             failure_type = u.failure_type, failure_reason = u.failure_reason, last_updated = $17
+             failure_type = u.failure_type, failure_reason = u.failure_reason, manual_run = u.manual_run,
+             last_updated = $18
          from unnest($1::uuid[], $2::text[]::task_status[], $3::int[], $4::text[]::task_status[], $5::smallint[],
                      $6::int[], $7::int[], $8::int[], $9::uuid[], $10::int[], $11::timestamptz[], $12::timestamptz[],
-                     $13::timestamptz[], $14::timestamptz[], $15::text[], $16::text[])
+                     $13::timestamptz[], $14::timestamptz[], $15::text[], $16::text[], $17::int[])
              u(id, from_status, from_run, status, attempt, run, deferrals, wait_count, claimed_by, claimed_run,
-               timeout_at, next_retry_at, started_at, ended_at, failure_type, failure_reason)
+               timeout_at, next_retry_at, started_at, ended_at, failure_type, failure_reason, manual_run)
          where t.id = u.id and t.status = u.from_status and t.run = u.from_run",
         column!(t => t.task().id),
         column!(t => t.from().as_str()) as &[&str],
@@ -115,6 +132,7 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
         column!(t => t.task().ended_at) as &[Option<DateTime<Utc>>],
         column!(t => t.task().failure_type.map(FailureType::as_str)) as &[Option<&str>],
         column!(t => t.task().failure_reason.as_deref()) as &[Option<&str>],
+        column!(t => t.task().manual_run) as &[Option<i32>],
         now,
     )
     .execute(tx.conn())
@@ -127,15 +145,25 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
 }
 
 fn count(tx: &mut Tx, transition: &Transition) {
+    let task = transition.task();
+    if transition.cause() == Cause::Manual && transition.from() != task.status {
+        tx.count("task_retry_manual_total", vec![], 1);
+    }
     let Some(attempt) = transition.attempt() else { return };
     if transition.cause() == Cause::Failed(Trigger::Timeout) {
-        tx.count("reprise_task_timeouts_total", None, 1);
+        tx.count("reprise_task_timeouts_total", vec![], 1);
     }
-    if attempt.outcome == AttemptOutcome::Retried {
-        tx.count("task_retry_total", Some(("attempt", transition.task().attempt.to_string())), 1);
-    }
-    if attempt.exhausted {
-        tx.count("task_retry_exhausted_total", None, 1);
+    match (attempt.outcome, attempt.refusal) {
+        (AttemptOutcome::Retried, _) => {
+            let trigger = attempt.failure.as_ref().map_or("", |f| f.trigger.as_str()).to_owned();
+            let labels = vec![("trigger", trigger), ("attempt", task.attempt.to_string())];
+            tx.count("task_retry_total", labels, 1);
+        }
+        (AttemptOutcome::Deferred, _) => tx.count("task_retry_deferred_total", vec![], 1),
+        (AttemptOutcome::Success, _) if attempt.attempt > 0 => tx.count("task_retry_succeeded_total", vec![], 1),
+        (AttemptOutcome::Failed, Some(Final::Exhausted)) => tx.count("task_retry_exhausted_total", vec![], 1),
+        (AttemptOutcome::Failed, Some(why)) if why != Final::NoPolicy => tx.count("task_retry_final_total", vec![], 1),
+        _ => {}
     }
 }
 
@@ -146,6 +174,7 @@ pub struct Claimed {
     pub batch_id: Uuid,
     pub run: i32,
     pub attempt: i16,
+    pub priority: i16,
     pub flags: Flags,
 }
 
@@ -157,10 +186,10 @@ pub async fn claim(tx: &mut Tx, limit: i64, lease: Duration) -> Result<Vec<Claim
                select id from task where status = 'pending' and not_before is null
                order by priority desc, id limit $1 for update skip locked
            )
-           update task t set status = 'claimed', claimed_by = $2, claimed_run = t.run,
+           update task t set status = 'claimed', claimed_by = $2, claimed_run = t.run, wait_count = 0,
                timeout_at = coalesce($3, now()) + make_interval(secs => $4), last_updated = coalesce($3, now())
            from picked p where t.id = p.id and t.status = 'pending'
-           returning t.id, t.batch_id, t.run, t.attempt, t.flags, t.last_updated"#,
+           returning t.id, t.batch_id, t.run, t.attempt, t.priority, t.flags, t.last_updated"#,
         limit,
         by,
         now,
@@ -169,7 +198,10 @@ pub async fn claim(tx: &mut Tx, limit: i64, lease: Duration) -> Result<Vec<Claim
     .fetch_all(tx.conn())
     .await?;
     for row in &rows {
-        tx.moved(row.batch_id, Status::Pending, Status::Claimed, row.last_updated);
+        let (from, to) = (Some(Status::Pending), Status::Claimed);
+        let cause = Cause::Claim.as_str();
+        let made = Move { id: row.id, batch_id: row.batch_id, from, to, cause, run: row.run, attempt: row.attempt };
+        tx.moved(made, row.last_updated);
     }
     Ok(rows
         .into_iter()
@@ -178,6 +210,7 @@ pub async fn claim(tx: &mut Tx, limit: i64, lease: Duration) -> Result<Vec<Claim
             batch_id: row.batch_id,
             run: row.run,
             attempt: row.attempt,
+            priority: row.priority,
             flags: Flags(row.flags),
         })
         .collect())
@@ -194,7 +227,7 @@ pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<Vec<Uuid>> {
            from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
            where t.id = u.id and t.run = u.run and t.status = u.from_status and t.claimed_by = $4
              and (select count(*) from held) >= 0
-           returning t.id, t.batch_id, t.last_updated"#,
+           returning t.id, t.batch_id, t.run, t.attempt, t.last_updated"#,
         &ids,
         &runs,
         &vec![Status::Claimed.as_str(); ids.len()] as &[&str],
@@ -204,7 +237,10 @@ pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<Vec<Uuid>> {
     .fetch_all(tx.conn())
     .await?;
     for row in &rows {
-        tx.moved(row.batch_id, Status::Claimed, Status::Running, row.last_updated);
+        let (from, to) = (Some(Status::Claimed), Status::Running);
+        let cause = Cause::Start.as_str();
+        let made = Move { id: row.id, batch_id: row.batch_id, from, to, cause, run: row.run, attempt: row.attempt };
+        tx.moved(made, row.last_updated);
     }
     Ok(rows.into_iter().map(|row| row.id).collect())
 }
@@ -219,7 +255,7 @@ pub async fn give_back(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<u64> {
            from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
            where t.id = u.id and t.run = u.run and t.status = u.from_status and t.claimed_by = $4
              and (select count(*) from held) >= 0
-           returning t.batch_id, t.last_updated"#,
+           returning t.id, t.batch_id, t.run, t.attempt, t.last_updated"#,
         &ids,
         &runs,
         &vec![Status::Claimed.as_str(); ids.len()] as &[&str],
@@ -229,7 +265,10 @@ pub async fn give_back(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<u64> {
     .fetch_all(tx.conn())
     .await?;
     for row in &rows {
-        tx.moved(row.batch_id, Status::Claimed, Status::Pending, row.last_updated);
+        let (from, to) = (Some(Status::Claimed), Status::Pending);
+        let cause = "given_back";
+        let made = Move { id: row.id, batch_id: row.batch_id, from, to, cause, run: row.run, attempt: row.attempt };
+        tx.moved(made, row.last_updated);
     }
     Ok(rows.len() as u64)
 }
@@ -248,14 +287,17 @@ pub async fn release_due(tx: &mut Tx, limit: i64) -> Result<u64> {
            update task t set status = 'pending', not_before = null, next_retry_at = null, started_at = null,
                ended_at = null, failure_type = null, failure_reason = null, last_updated = coalesce($1, now())
            from due d where t.id = d.id
-           returning t.batch_id, t.last_updated, d.status::text as "from!""#,
+           returning t.id, t.batch_id, t.run, t.attempt, t.last_updated, d.status::text as "from!""#,
         now,
         limit,
     )
     .fetch_all(tx.conn())
     .await?;
     for row in &rows {
-        tx.moved(row.batch_id, read_status(&row.from)?, Status::Pending, row.last_updated);
+        let (from, to) = (Some(read_status(&row.from)?), Status::Pending);
+        let cause = Cause::RetryDue.as_str();
+        let made = Move { id: row.id, batch_id: row.batch_id, from, to, cause, run: row.run, attempt: row.attempt };
+        tx.moved(made, row.last_updated);
     }
     if !rows.is_empty() {
         tx.hint(Hints::START);

@@ -1,15 +1,16 @@
 //! A transaction that keeps book. Whatever moves tasks tells it, and the commit settles all of it at once: the
-//! counters of batches (rows locked in the order of their ids, last of all locks), the completion of batches,
-//! and after the commit the wake-ups and the metrics. Nobody can forget one of them.
+//! counters of batches (rows locked in the order of their ids, last of all locks), the audit trail, the statistics,
+//! the completion of batches, and after the commit the wake-ups and the metrics. Nobody can forget one of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use chrono::{DateTime, Utc};
 use sqlx::pool::PoolConnection;
 use sqlx::{PgConnection, Postgres};
 use uuid::Uuid;
 
-use super::{Result, Store, outbox};
+use super::history::{self, Trail};
+use super::{Result, Store, outbox, retry_stats};
 use crate::domain::status::Status;
 use crate::wake::Hints;
 
@@ -20,14 +21,51 @@ pub struct Tx {
     connection: PoolConnection<Postgres>,
     ended: bool,
     pub(super) store: Store,
+    actor: Actor,
     changes: Changes,
+}
+
+/// On whose behalf a transaction moves tasks, as the audit trail names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Actor {
+    /// A request that does not say whose it is.
+    Api,
+    Loop(&'static str),
+    /// As the request says.
+    Person(String),
+}
+
+impl Actor {
+    fn name(&self) -> &str {
+        match self {
+            Actor::Api => "api",
+            Actor::Loop(name) => name,
+            Actor::Person(name) => name,
+        }
+    }
+}
+
+/// A task that changes its status, or comes into being.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Move {
+    pub id: Uuid,
+    pub batch_id: Uuid,
+    pub from: Option<Status>,
+    pub to: Status,
+    pub cause: &'static str,
+    pub run: i32,
+    pub attempt: i16,
 }
 
 #[derive(Default)]
 struct Changes {
     batches: BTreeMap<Uuid, [i32; 9]>,
+    /// Batches in which something came back to life.
+    reopened: BTreeSet<Uuid>,
     total: [i64; 9],
     moves: HashMap<(Status, Status), u64>,
+    trail: Trail,
+    stats: retry_stats::Deltas,
     counters: Vec<Counted>,
     hints: Hints,
     now: Option<DateTime<Utc>>,
@@ -35,23 +73,23 @@ struct Changes {
 
 struct Counted {
     name: &'static str,
-    label: Option<(&'static str, String)>,
+    labels: Vec<(&'static str, String)>,
     n: u64,
 }
 
 impl Store {
-    pub async fn begin(&self) -> Result<Tx> {
-        self.begin_with("begin").await
+    pub async fn begin(&self, actor: Actor) -> Result<Tx> {
+        self.begin_with("begin", actor).await
     }
 
     /// For what nobody was promised: losing a claim in a crash only means to claim again.
-    pub async fn begin_relaxed(&self) -> Result<Tx> {
-        self.begin_with("begin; set local synchronous_commit = off").await
+    pub async fn begin_relaxed(&self, actor: Actor) -> Result<Tx> {
+        self.begin_with("begin; set local synchronous_commit = off", actor).await
     }
 
-    async fn begin_with(&self, statement: &'static str) -> Result<Tx> {
+    async fn begin_with(&self, statement: &'static str, actor: Actor) -> Result<Tx> {
         let connection = self.pool.acquire().await?;
-        let mut tx = Tx { connection, ended: false, store: self.clone(), changes: Changes::default() };
+        let mut tx = Tx { connection, ended: false, store: self.clone(), actor, changes: Changes::default() };
         tx.simple(statement).await?;
         Ok(tx)
     }
@@ -67,31 +105,46 @@ impl Tx {
         Ok(())
     }
 
-    /// A task has gone from one status to another.
-    pub(super) fn moved(&mut self, batch_id: Uuid, from: Status, to: Status, now: DateTime<Utc>) {
-        self.changes.now = Some(now);
-        if from == to {
+    /// A task has made a move. New tasks bring their batch's counters with them.
+    pub(super) fn moved(&mut self, task: Move, now: DateTime<Utc>) {
+        let changes = &mut self.changes;
+        changes.now = Some(now);
+        if task.from == Some(task.to) {
             return;
         }
-        let counts = self.changes.batches.entry(batch_id).or_default();
-        counts[from.index()] -= 1;
-        counts[to.index()] += 1;
-        self.changes.total[from.index()] -= 1;
-        self.changes.total[to.index()] += 1;
-        *self.changes.moves.entry((from, to)).or_default() += 1;
-        match to {
-            Status::Pending => self.hint(Hints::START),
+        changes.trail.add(task);
+        changes.total[task.to.index()] += 1;
+        if let Some(from) = task.from {
+            let counts = changes.batches.entry(task.batch_id).or_default();
+            counts[from.index()] -= 1;
+            counts[task.to.index()] += 1;
+            changes.total[from.index()] -= 1;
+            *changes.moves.entry((from, task.to)).or_default() += 1;
+            if from.is_terminal() && !task.to.is_terminal() {
+                changes.reopened.insert(task.batch_id);
+            }
+        }
+        match task.to {
+            Status::Pending => {
+                self.hint(Hints::START);
+                // It may have to wait for its `run_at` first, which the retry loop looks after.
+                if matches!(task.from, Some(Status::Waiting | Status::Paused)) {
+                    self.hint(Hints::RETRY);
+                }
+            }
             Status::RetryPending => self.hint(Hints::RETRY),
+            Status::Running => self.hint(Hints::TIMEOUT),
             _ => {}
         }
     }
 
-    /// Tasks have come into being (their batch's counters are written with it) or, with a negative count, gone.
-    pub(super) fn total(&mut self, status: Status, count: i64) {
-        self.changes.total[status.index()] += count;
-        if status == Status::Pending {
-            self.hint(Hints::START);
-        }
+    /// Tasks were deleted.
+    pub(super) fn deleted(&mut self, status: Status, count: i64) {
+        self.changes.total[status.index()] -= count;
+    }
+
+    pub(super) fn stats(&mut self) -> &mut retry_stats::Deltas {
+        &mut self.changes.stats
     }
 
     pub(super) fn hint(&mut self, hint: Hints) {
@@ -99,33 +152,35 @@ impl Tx {
     }
 
     /// A metric that counts only if the transaction takes effect.
-    pub(super) fn count(&mut self, name: &'static str, label: Option<(&'static str, String)>, n: u64) {
-        self.changes.counters.push(Counted { name, label, n });
+    pub(super) fn count(&mut self, name: &'static str, labels: Vec<(&'static str, String)>, n: u64) {
+        self.changes.counters.push(Counted { name, labels, n });
     }
 
     pub async fn commit(mut self) -> Result<()> {
-        if self.changes.total.iter().any(|n| *n != 0) {
-            self.settle_total().await?;
+        let mut changes = std::mem::take(&mut self.changes);
+        history::insert(&mut self, &changes.trail, changes.now).await?;
+        retry_stats::add(&mut self, &changes.stats, changes.now).await?;
+        if changes.total.iter().any(|n| *n != 0) {
+            self.settle_total(changes.total).await?;
         }
-        if !self.changes.batches.is_empty() {
-            let finished = self.settle_batches().await?;
-            if !finished.is_empty() {
-                outbox::complete_batches(&mut self, &finished).await?;
+        if !changes.batches.is_empty() {
+            let finished = self.settle_batches(&changes).await?;
+            if !changes.reopened.is_empty() {
+                outbox::reopen_batches(&mut self, &changes.reopened).await?;
+            }
+            if !finished.is_empty() && outbox::complete_batches(&mut self, &finished).await? {
+                changes.hints.add(Hints::DELIVER);
             }
         }
         self.simple("commit").await?;
         self.ended = true;
-        let changes = std::mem::take(&mut self.changes);
         self.store.wake.everyone(changes.hints);
         for ((from, to), n) in changes.moves {
             let labels = [("from", from.as_str()), ("to", to.as_str())];
             metrics::counter!("reprise_transitions_total", &labels).increment(n);
         }
-        for Counted { name, label, n } in changes.counters {
-            match label {
-                Some((key, value)) => metrics::counter!(name, key => value).increment(n),
-                None => metrics::counter!(name).increment(n),
-            }
+        for Counted { name, labels, n } in changes.counters {
+            metrics::counter!(name, &labels).increment(n);
         }
         Ok(())
     }
@@ -136,12 +191,14 @@ impl Tx {
         Ok(())
     }
 
+    pub(super) fn actor(&self) -> String {
+        self.actor.name().to_owned()
+    }
+
     /// Adds up the deltas per batch; answers which batches have nothing alive any more.
-    async fn settle_batches(&mut self) -> Result<Vec<Uuid>> {
-        let now = self.changes.now;
-        let batches = std::mem::take(&mut self.changes.batches);
-        let ids: Vec<Uuid> = batches.keys().copied().collect();
-        let column = |i: usize| -> Vec<i32> { batches.values().map(|counts| counts[i]).collect() };
+    async fn settle_batches(&mut self, changes: &Changes) -> Result<Vec<Uuid>> {
+        let ids: Vec<Uuid> = changes.batches.keys().copied().collect();
+        let column = |i: usize| -> Vec<i32> { changes.batches.values().map(|counts| counts[i]).collect() };
         let rows = sqlx::query!(
             r#"with d as (
                    select * from unnest($1::uuid[], $2::int[], $3::int[], $4::int[], $5::int[], $6::int[], $7::int[],
@@ -170,15 +227,14 @@ impl Tx {
             &column(6),
             &column(7),
             &column(8),
-            now,
+            changes.now,
         )
         .fetch_all(self.conn())
         .await?;
         Ok(rows.into_iter().filter(|row| row.alive == 0).map(|row| row.batch_id).collect())
     }
 
-    async fn settle_total(&mut self) -> Result<()> {
-        let n = self.changes.total;
+    async fn settle_total(&mut self, n: [i64; 9]) -> Result<()> {
         sqlx::query!(
             "insert into status_count as s (shard, waiting, pending, claimed, running, retry_pending, paused,
                                             success, failure, canceled)

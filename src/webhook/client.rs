@@ -3,13 +3,13 @@
 use std::error::Error as _;
 use std::time::{Duration, Instant};
 
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Method, Url};
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::domain::retry::FailureType;
+use crate::domain::failure::{FailureType, RetryAfter};
 use crate::domain::webhook::{Action, Verb};
 
 /// What is read of an answer: enough for an action and for an error message.
@@ -48,6 +48,8 @@ pub struct CallError {
     pub failure_type: FailureType,
     pub status: Option<u16>,
     pub message: String,
+    /// What a 429 or 503 said about it.
+    pub retry_after: Option<RetryAfter>,
 }
 
 impl Client {
@@ -92,6 +94,7 @@ impl Client {
         }
         let mut response = request.send().await.map_err(|error| transport(&error))?;
         let status = response.status().as_u16();
+        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| wait(value.to_str().ok()?));
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|error| transport(&error))? {
             let room = ANSWER_LIMIT - body.len();
@@ -109,6 +112,7 @@ impl Client {
             failure_type: FailureType::of_http_status(status),
             status: Some(status),
             message: format!("answered {status}{separator}{text}"),
+            retry_after: retry_after.filter(|_| matches!(status, 429 | 503)),
         })
     }
 }
@@ -135,6 +139,16 @@ fn headers(call: &Call<'_>) -> Result<HeaderMap, CallError> {
     Ok(headers)
 }
 
+/// Seconds or an HTTP date; anything else says nothing.
+fn wait(text: &str) -> Option<RetryAfter> {
+    let text = text.trim();
+    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+        // So many digits that they don't fit mean "for ever", which a limit takes care of.
+        return Some(RetryAfter::Secs(text.parse().unwrap_or(u64::MAX)));
+    }
+    httpdate::parse_http_date(text).ok().map(|at| RetryAfter::At(at.into()))
+}
+
 fn method(verb: Verb) -> Method {
     match verb {
         Verb::Get => Method::GET,
@@ -150,13 +164,14 @@ fn invalid(error: &dyn std::error::Error) -> CallError {
         failure_type: FailureType::ValidationError,
         status: None,
         message: format!("the call cannot be made: {error}"),
+        retry_after: None,
     }
 }
 
 fn transport(error: &reqwest::Error) -> CallError {
     let failure_type = if error.is_timeout() { FailureType::Timeout } else { FailureType::NetworkError };
     let message = if error.is_timeout() { "no answer in time".to_owned() } else { chain(error) };
-    CallError { failure_type, status: None, message }
+    CallError { failure_type, status: None, message, retry_after: None }
 }
 
 /// The causes too: "error sending request" alone helps nobody. Without the URL, which may hold secrets.
@@ -168,4 +183,29 @@ fn chain(error: &reqwest::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chrono::{DateTime, Utc};
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        let date = |text: &str| Some(RetryAfter::At(text.parse::<DateTime<Utc>>().unwrap()));
+        let cases = [
+            ("120", Some(RetryAfter::Secs(120))),
+            (" 7 ", Some(RetryAfter::Secs(7))),
+            ("99999999999999999999999", Some(RetryAfter::Secs(u64::MAX))),
+            ("Wed, 21 Oct 2026 07:28:00 GMT", date("2026-10-21T07:28:00Z")),
+            ("Wednesday, 21-Oct-26 07:28:00 GMT", date("2026-10-21T07:28:00Z")),
+            ("soon", None),
+            ("", None),
+            ("-5", None),
+            ("1.5", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(wait(text), expected, "{text}");
+        }
+    }
 }

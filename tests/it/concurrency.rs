@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use reprise::clock::Clock;
+use reprise::domain::retry::Limits;
+use reprise::store::Actor;
 use serde_json::{Value, json};
 
 use crate::support::{Client, Database, Fixture, Instance, eventually};
@@ -164,10 +167,10 @@ async fn a_wake_up_reaches_the_other_instance() {
 #[tokio::test]
 async fn a_begin_that_is_broken_off_leaves_no_transaction_open() {
     let db = Database::new().await;
-    let store = reprise::store::Store::new(&db.url, 1, reprise::clock::Clock::Database).unwrap();
+    let store = reprise::store::Store::new(&db.url, 1, Clock::Database, Limits::default()).unwrap();
     let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'";
     for polls in 0..40 {
-        let mut begin = Box::pin(store.begin());
+        let mut begin = Box::pin(store.begin(Actor::Api));
         for _ in 0..polls {
             if futures_util::poll!(&mut begin).is_ready() {
                 break;

@@ -99,7 +99,7 @@ async fn six_hundred_slow_receivers_are_each_called_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn reports_before_the_answer_end_the_task() {
     let db = Database::new().await;
-    let instance = Instance::start(&db.url, &[("WORKER_CLAIM_TIMEOUT_SECS", "1"), ("POOL_MAX_SIZE", "4")]);
+    let instance = Instance::start(&db.url, &[("WORKER_CLAIM_TIMEOUT_SECS", "1"), ("POOL_MAX_SIZE", "6")]);
     let receiver = Receiver::start().await;
     let api = instance.api.clone();
     receiver.answer_with(move |received| {
@@ -227,7 +227,7 @@ async fn the_claims_of_a_killed_instance_are_taken_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_that_hang_up_leave_nothing_half_done() {
     let db = Database::new().await;
-    let instance = Instance::start(&db.url, &[("POOL_MAX_SIZE", "4")]);
+    let instance = Instance::start(&db.url, &[("POOL_MAX_SIZE", "6")]);
     let mut tasks = vec![json!({"id": "p", "name": "p", "kind": "k"})];
     tasks.extend((0..300).map(|_| json!({"name": "n", "kind": "k"})));
     tasks.extend(
@@ -290,4 +290,45 @@ async fn a_shutdown_in_good_order() {
     assert_eq!(count(&db, "running").await, i64::try_from(keys.len()).unwrap());
     assert_eq!(count(&db, "pending").await, i64::try_from(100 - keys.len()).unwrap());
     db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_stop_goes_on_when_its_client_hangs_up() {
+    let db = Database::new().await;
+    let instance = Instance::start(&db.url, &[("WORKER_LOOP_INTERVAL_MS", "3600000"), ("WEBHOOK_CONCURRENCY", "1")]);
+    let tasks: Vec<Value> =
+        (0..9000).map(|_| json!({"name": "n", "kind": "k", "run_at": "2099-01-01T00:00:00Z"})).collect();
+    let answer = instance.api.post("/task", &json!(tasks)).await;
+    let batch = answer.headers["x-batch-id"].to_str().unwrap();
+    let mut stream = TcpStream::connect(instance.api.base().strip_prefix("http://").unwrap()).await.unwrap();
+    stream.write_all(format!("DELETE /batch/{batch} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+    eventually("it to begin", async || (count(&db, "canceled").await > 0).then_some(())).await;
+    drop(stream);
+    eventually("it to end", async || (count(&db, "canceled").await == 9000).then_some(())).await;
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn clients_that_give_up_waiting_do_not_use_up_the_database() {
+    let db = Database::new().await;
+    let instance = Instance::start(&db.url, &[("POOL_MAX_SIZE", "8")]);
+    let ids = instance.api.create(&json!([{"name": "n", "kind": "k"}])).await;
+    instance.api.wait_for(&ids[0], "Running").await;
+    let mut holder = db.pool.begin().await.unwrap();
+    sqlx::query("select from task for update").execute(&mut *holder).await.unwrap();
+    let address = instance.api.base().strip_prefix("http://").unwrap().to_owned();
+    for _ in 0..60 {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        let request = format!("PATCH /task/{} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}", ids[0]);
+        stream.write_all(request.as_bytes()).await.unwrap();
+    }
+    let waiting =
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    eventually("some to wait", async || (db.number(waiting).await >= 5).then_some(())).await;
+    let all =
+        "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'reprise'";
+    assert!(db.number(all).await <= 8, "no more connections than POOL_MAX_SIZE");
+    holder.rollback().await.unwrap();
+    eventually("them to be done", async || (db.number(waiting).await == 0).then_some(())).await;
+    assert_eq!(instance.api.succeed(&ids[0]).await.status, 200);
 }

@@ -206,3 +206,77 @@ async fn run_at_holds_a_task_back() {
     assert_eq!((f.release().await, f.claim().await), (1, 1));
     f.db.assert_books_balance().await;
 }
+
+#[tokio::test]
+async fn the_single_statements_go_ways_that_the_state_machine_allows() {
+    use reprise::domain::lifecycle::{Event, Jitter, Moment, decide};
+    use reprise::domain::retry::Limits;
+    use reprise::domain::status::Status;
+    use reprise::domain::task::{Flags, Task};
+
+    let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
+    let receiver = crate::support::Receiver::start().await;
+    let retry = json!({"max_retries": 1, "jitter_ms": 0});
+    let on_start = receiver.action("/start");
+    f.api.create(&json!([{"name": "a", "kind": "k", "retry": retry, "on_start": on_start}])).await;
+    f.start().await;
+    let id = text(&f.api.get("/task").await.body[0]["id"]);
+    f.api.fail(&id).await;
+    f.advance(10);
+    f.release().await;
+    receiver.answer(crate::support::Reply::slow(std::time::Duration::from_secs(3600)));
+    f.api.create(&json!([{"name": "b", "kind": "k", "on_start": on_start}])).await;
+    f.claim().await;
+    let _ =
+        tokio::time::timeout(std::time::Duration::from_millis(200), f.keeper().drain(std::time::Duration::ZERO)).await;
+
+    let rows: Vec<(String, String, String)> = sqlx::query_as(
+        "select distinct cause, from_status::text, to_status::text from event
+         where cause in ('claim', 'start', 'given_back', 'retry_due')",
+    )
+    .fetch_all(&f.db.pool)
+    .await
+    .unwrap();
+    let causes: std::collections::BTreeSet<&str> = rows.iter().map(|(cause, _, _)| cause.as_str()).collect();
+    assert_eq!(causes.into_iter().collect::<Vec<_>>(), ["claim", "given_back", "retry_due", "start"]);
+    let (now, me) = (crate::support::fixture::dawn(), uuid::Uuid::now_v7());
+    for (cause, from, to) in rows {
+        let (from, to) = (Status::parse(&from).unwrap(), Status::parse(&to).unwrap());
+        let held = from.is_executing();
+        let task = Task {
+            id: me,
+            batch_id: me,
+            kind: "k".into(),
+            status: from,
+            flags: Flags::default(),
+            attempt: 0,
+            run: 0,
+            deferrals: 0,
+            wait_count: 0,
+            timeout_secs: 60,
+            claimed_by: held.then_some(me),
+            claimed_run: None,
+            manual_run: None,
+            timeout_at: held.then_some(now),
+            next_retry_at: (from == Status::RetryPending).then_some(now),
+            created_at: now,
+            last_updated: now,
+            started_at: None,
+            ended_at: None,
+            failure_type: None,
+            failure_reason: None,
+            retry: None,
+        };
+        let events = [
+            Event::Claimed { by: me, lease: chrono::TimeDelta::seconds(1) },
+            Event::Started { by: me },
+            Event::LeaseRanOut,
+            Event::RetryDue,
+        ];
+        let moment = Moment { now, jitter: Jitter::Exactly(0.0), limits: Limits::default() };
+        let allowed = events
+            .iter()
+            .any(|event| decide(&task, event, moment).is_ok_and(|t| t.is_some_and(|t| t.task().status == to)));
+        assert!(allowed, "{cause}: {from:?} to {to:?}");
+    }
+}

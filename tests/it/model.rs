@@ -24,6 +24,11 @@ enum Step {
     Cancel(usize),
     Pause(usize),
     Resume(usize),
+    /// The worker wants to be asked again later.
+    Defer(usize),
+    /// Somebody presses retry, with or without what fell because of it.
+    Retry(usize, bool),
+    RetryAll,
     /// Seconds go by, and the loops look what is due.
     Time(u8),
     StopAll,
@@ -53,7 +58,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         5 => at.clone().prop_map(Step::Fail),
         1 => at.clone().prop_map(Step::Cancel),
         1 => at.clone().prop_map(Step::Pause),
-        2 => at.prop_map(Step::Resume),
+        2 => at.clone().prop_map(Step::Resume),
+        2 => at.clone().prop_map(Step::Defer),
+        3 => (at, any::<bool>()).prop_map(|(i, cascade)| Step::Retry(i, cascade)),
+        1 => Just(Step::RetryAll),
         4 => (1u8..40).prop_map(Step::Time),
         1 => Just(Step::StopAll),
     ];
@@ -67,6 +75,14 @@ struct Task {
     run: i64,
     due: Option<i64>,
     deadline: Option<i64>,
+    /// It failed because a parent did.
+    fallen: bool,
+    /// It has been executed at its current run, or is about to be again by itself.
+    begun: bool,
+    /// Nobody has taken it up since somebody pressed retry.
+    pressed: bool,
+    /// When it last gave a sign of life.
+    seen: i64,
 }
 
 /// What should be the case, by the plainest rules that say so.
@@ -78,6 +94,8 @@ struct Model {
 
 const TIMEOUT: i64 = 30;
 const DELAY: i64 = 10;
+const WAIT: i64 = 7;
+const STUCK: i64 = 12;
 
 impl Model {
     fn new(nodes: &[Node]) -> Model {
@@ -87,6 +105,10 @@ impl Model {
             run: 0,
             due: None,
             deadline: None,
+            fallen: false,
+            begun: false,
+            pressed: false,
+            seen: 0,
         };
         Model { tasks: nodes.iter().map(fresh).collect(), nodes: nodes.to_vec(), now: 0 }
     }
@@ -100,14 +122,93 @@ impl Model {
         (task.status, task.due, task.deadline) = (status, None, None);
     }
 
+    fn schedule(&mut self, i: usize, after: i64) {
+        let due = Some(self.now + after);
+        let task = &mut self.tasks[i];
+        (task.status, task.due, task.deadline) = ("RetryPending", due, None);
+        task.run += 1;
+    }
+
+    fn bad(&self, i: usize) -> bool {
+        matches!(self.tasks[i].status, "Failure" | "Canceled")
+    }
+
+    fn lost(&self, i: usize) -> bool {
+        self.nodes[i].parents.iter().any(|(parent, required)| *required && self.bad(*parent))
+    }
+
+    /// In line again as if it was new; its status is settled afterwards.
+    fn anew(&mut self, i: usize, run: i64) {
+        let task = &mut self.tasks[i];
+        *task = Task {
+            status: "Waiting",
+            attempt: 0,
+            run,
+            due: None,
+            deadline: None,
+            fallen: false,
+            begun: false,
+            pressed: true,
+            seen: task.seen,
+        };
+        if !self.unmet(i) {
+            self.tasks[i].status = "Pending";
+        }
+    }
+
+    /// Children in the order of the batch: their parents have had their turn.
+    fn revive(&mut self, back: &mut Vec<usize>) {
+        for i in 0..self.tasks.len() {
+            let of_one = self.nodes[i].parents.iter().any(|(parent, required)| *required && back.contains(parent));
+            if self.tasks[i].status == "Failure" && self.tasks[i].fallen && of_one && !self.lost(i) {
+                let run = self.tasks[i].run + 1;
+                self.anew(i, run);
+                back.push(i);
+            }
+        }
+    }
+
+    fn retry_all(&mut self) {
+        let mut back: Vec<usize> = Vec::new();
+        for i in 0..self.tasks.len() {
+            if self.tasks[i].status == "Failure" && !self.tasks[i].fallen {
+                let run = self.tasks[i].run + 1;
+                self.anew(i, run);
+                back.push(i);
+            }
+        }
+        self.revive(&mut back);
+    }
+
+    fn retry(&mut self, i: usize, cascade: bool) -> bool {
+        let task = self.tasks[i].clone();
+        let run = match task.status {
+            "Failure" | "Canceled" => task.run + 1,
+            "RetryPending" => task.run,
+            "Running" if task.seen + STUCK <= self.now => task.run + 1,
+            "Pending" | "Waiting" if task.pressed => {
+                if cascade {
+                    self.revive(&mut vec![i]);
+                }
+                return true;
+            }
+            _ => return false,
+        };
+        if self.lost(i) {
+            return false;
+        }
+        self.anew(i, run);
+        if cascade {
+            self.revive(&mut vec![i]);
+        }
+        true
+    }
+
     fn fail(&mut self, i: usize) {
         let task = &mut self.tasks[i];
         if task.attempt < i64::from(self.nodes[i].max_retries) {
-            task.status = "RetryPending";
-            task.due = Some(self.now + DELAY);
-            task.deadline = None;
             task.attempt += 1;
-            task.run += 1;
+            self.schedule(i, DELAY);
         } else {
             self.end(i, "Failure");
         }
@@ -128,8 +229,9 @@ impl Model {
                 if !matches!(self.tasks[i].status, "Waiting" | "Paused") || self.nodes[i].parents.is_empty() {
                     continue;
                 }
-                if self.tasks[i].run == 0 && self.nodes[i].parents.iter().any(bad) {
+                if !self.tasks[i].begun && self.nodes[i].parents.iter().any(bad) {
                     self.end(i, "Failure");
+                    self.tasks[i].fallen = true;
                 } else if self.tasks[i].status == "Waiting" && !self.unmet(i) {
                     self.tasks[i].status = "Pending";
                 }
@@ -147,6 +249,7 @@ impl Model {
                 for task in self.tasks.iter_mut().filter(|t| t.status == "Pending") {
                     task.status = "Running";
                     task.deadline = Some(self.now + TIMEOUT);
+                    (task.begun, task.pressed, task.seen) = (true, false, self.now);
                 }
                 true
             }
@@ -166,6 +269,22 @@ impl Model {
                 // Accepted exactly if it repeats what was reported for the run before: see the caller.
                 _ => false,
             },
+            Step::Defer(i) => match self.tasks[i].status {
+                "Running" if self.nodes[i].max_retries > 0 => {
+                    self.schedule(i, WAIT);
+                    true
+                }
+                "Running" => {
+                    self.end(i, "Failure");
+                    true
+                }
+                status => status == "Failure",
+            },
+            Step::Retry(i, cascade) => self.retry(i, cascade),
+            Step::RetryAll => {
+                self.retry_all();
+                true
+            }
             Step::Cancel(i) => match self.tasks[i].status {
                 "Success" | "Failure" => false,
                 _ => {
@@ -183,7 +302,7 @@ impl Model {
             Step::Resume(i) => {
                 if self.tasks[i].status == "Paused" {
                     let later = self.tasks[i].due.is_some_and(|due| due > self.now);
-                    self.tasks[i].status = if self.unmet(i) {
+                    self.tasks[i].status = if !self.tasks[i].begun && self.unmet(i) {
                         "Waiting"
                     } else if later {
                         "RetryPending"
@@ -225,7 +344,14 @@ impl Model {
 }
 
 async fn play(nodes: &[Node], steps: &[Step]) -> Result<(), TestCaseError> {
-    let f = Fixture::new().await;
+    let f = Fixture::with(&["--stuck-after-secs", &STUCK.to_string()]).await;
+    let result = play_on(&f, nodes, steps).await;
+    f.store.close().await;
+    f.db.pool.close().await;
+    result
+}
+
+async fn play_on(f: &Fixture, nodes: &[Node], steps: &[Step]) -> Result<(), TestCaseError> {
     let tasks: Vec<Value> = nodes
         .iter()
         .enumerate()
@@ -254,6 +380,8 @@ async fn play(nodes: &[Node], steps: &[Step]) -> Result<(), TestCaseError> {
             Step::Cancel(i) => Step::Cancel(i % ids.len()),
             Step::Pause(i) => Step::Pause(i % ids.len()),
             Step::Resume(i) => Step::Resume(i % ids.len()),
+            Step::Defer(i) => Step::Defer(i % ids.len()),
+            Step::Retry(i, cascade) => Step::Retry(i % ids.len(), cascade),
             other => other,
         };
         let before = model.tasks.clone();
@@ -272,12 +400,20 @@ async fn play(nodes: &[Node], steps: &[Step]) -> Result<(), TestCaseError> {
             Step::StopAll => Some(f.api.delete(&format!("/batch/{batch}")).await.status),
             Step::Succeed(i) => Some(f.api.succeed(at(i)).await.status),
             Step::Fail(i) => Some(f.api.fail(at(i)).await.status),
+            Step::Defer(i) => {
+                let body = json!({"status": "Failure", "failure_reason": "busy", "retry_after_secs": WAIT});
+                Some(f.api.patch(&format!("/task/{}", at(i)), &body).await.status)
+            }
+            Step::Retry(i, cascade) => {
+                Some(f.api.post(&format!("/task/{}/retry", at(i)), &json!({"cascade": cascade})).await.status)
+            }
+            Step::RetryAll => Some(f.api.post(&format!("/batch/{batch}/retry"), &json!({})).await.status),
             Step::Cancel(i) => Some(f.api.delete(&format!("/task/{}", at(i))).await.status),
             Step::Pause(i) => Some(f.api.patch(&format!("/task/pause/{}", at(i)), &json!({})).await.status),
             Step::Resume(i) => Some(f.api.patch(&format!("/task/resume/{}", at(i)), &json!({})).await.status),
         };
         if let Some(status) = status {
-            let repeats = matches!(inside, Step::Fail(i) if before[i].run > 0);
+            let repeats = matches!(inside, Step::Fail(i) | Step::Defer(i) if before[i].run > 0);
             if taken || !repeats {
                 prop_assert_eq!(status.as_u16(), if taken { 200 } else { 409 }, "{:?}", inside);
             }
@@ -301,7 +437,8 @@ async fn play(nodes: &[Node], steps: &[Step]) -> Result<(), TestCaseError> {
 #[test]
 fn the_service_does_what_the_model_says() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let config = Config { cases: 40, failure_persistence: None, ..Config::default() };
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(40);
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
         .run(&(graph(), steps()), |(nodes, steps)| runtime.block_on(play(&nodes, &steps)))
         .unwrap_or_else(|error| panic!("{error}"));

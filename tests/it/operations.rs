@@ -44,7 +44,7 @@ async fn metrics_tell_what_happened() {
         "reprise_outbox_depth 1",
         "reprise_outbox_oldest_age_seconds",
         "reprise_tasks_created_total",
-        "task_retry_total{attempt=\"1\"}",
+        "task_retry_total{trigger=\"webhook_failure\",attempt=\"1\"}",
         "task_retry_exhausted_total",
         "reprise_task_timeouts_total",
         "reprise_transitions_total{from=\"claimed\",to=\"retry_pending\"}",

@@ -92,7 +92,7 @@ async fn the_statements_themselves_touch_few_pages() {
     // What the statements really do, counted by the server: rows read without an index.
     let scans = "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('task', 'outbox', 'task_spec')";
     let before = db.number(scans).await;
-    let mut tx = store.begin().await.unwrap();
+    let mut tx = store.begin(reprise::store::Actor::Api).await.unwrap();
     assert_eq!(
         reprise::store::transitions::claim(&mut tx, 50, std::time::Duration::from_secs(30)).await.unwrap().len(),
         50
@@ -107,4 +107,32 @@ async fn the_statements_themselves_touch_few_pages() {
     reprise::store::stats::by_status(&store).await.unwrap();
     store.close().await;
     assert_eq!(db.number(scans).await, before, "a table was read whole");
+}
+
+#[tokio::test]
+async fn the_cascade_looks_up_links_one_by_one_even_without_statistics() {
+    let db = Database::new().await;
+    db.execute(
+        "insert into link select gen_random_uuid(), gen_random_uuid(), true from generate_series(1, 20000);
+         alter table link set (autovacuum_enabled = off)",
+    )
+    .await;
+    for analyzed in [false, true] {
+        if analyzed {
+            db.execute("analyze link").await;
+        }
+        let found = plan(
+            &db,
+            "with recursive falling(id) as (
+                 select unnest(array[gen_random_uuid()])
+                 union
+                 select l.child_id from falling f cross join lateral (
+                     select child_id from link where parent_id = f.id and requires_success offset 0
+                 ) l
+             )
+             select l.child_id from falling f cross join lateral (select * from link where parent_id = f.id offset 0) l",
+        )
+        .await;
+        assert!(!found.contains("Seq Scan on link") && !found.contains("Hash Join"), "{found}");
+    }
 }

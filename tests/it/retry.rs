@@ -220,3 +220,15 @@ async fn jitter_is_recorded_and_stays_in_its_bounds() {
     assert_eq!(f.db.number(odd).await, 0);
     assert!(f.db.number("select count(distinct jitter_ms) from attempt").await > 1, "it is random");
 }
+
+#[tokio::test]
+async fn tasks_that_fail_together_do_not_come_back_together() {
+    let f = Fixture::new().await;
+    let retry = policy(&json!({"jitter_ms": 3000}));
+    let tasks: Vec<Value> = (0..60).map(|_| json!({"name": "n", "kind": "k", "timeout": 5, "retry": retry})).collect();
+    f.api.create(&json!(tasks)).await;
+    f.claim().await;
+    f.advance(5);
+    assert_eq!(f.expire().await, 60, "all in one tick");
+    assert!(f.db.number("select count(distinct jitter_ms) from attempt").await > 40, "each has its own jitter");
+}

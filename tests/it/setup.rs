@@ -125,7 +125,7 @@ async fn migrations_apart_and_ten_at_once() {
 
     let starts = (0..10).map(|_| {
         let url = url.clone();
-        tokio::task::spawn_blocking(move || Instance::start(&url, &[("POOL_MAX_SIZE", "3")]))
+        tokio::task::spawn_blocking(move || Instance::start(&url, &[("POOL_MAX_SIZE", "5")]))
     });
     let instances: Vec<Instance> =
         futures_util::future::join_all(starts).await.into_iter().map(Result::unwrap).collect();

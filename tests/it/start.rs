@@ -1,6 +1,9 @@
 //! `on_start`: what it is sent, what its answer means, and who may still call it.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use crate::support::{Client, Database, Fixture, Receiver, Reply, eventually};
 
@@ -175,65 +178,114 @@ async fn a_worker_whose_claim_was_lost_may_still_report() {
     f.db.assert_books_balance().await;
 }
 
-#[tokio::test]
-async fn leases_are_renewed_while_calls_wait_or_run() {
-    let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
-    let receiver = Receiver::start().await;
-    let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
-    let open = gate.clone();
+/// A receiver that answers only when it is let.
+fn gate(receiver: &Receiver) -> Arc<Semaphore> {
+    let gate = Arc::new(Semaphore::new(0));
+    let closed = Arc::clone(&gate);
     receiver.answer_with(move |_| {
-        let gate = gate.clone();
+        let gate = Arc::clone(&closed);
         async move {
             gate.acquire().await.unwrap().forget();
             Reply::ok()
         }
     });
+    gate
+}
+
+async fn two_claimed(f: &Fixture, receiver: &Receiver) -> Vec<String> {
     let on_start = receiver.action("/start");
-    let ids = f.api.create(&json!([{"name": "a", "kind": "k", "on_start": on_start}, {"name": "b", "kind": "k", "on_start": on_start}])).await;
+    let tasks =
+        json!([{"name": "a", "kind": "k", "on_start": on_start}, {"name": "b", "kind": "k", "on_start": on_start}]);
+    let ids = f.api.create(&tasks).await;
     assert_eq!(f.claim().await, 2, "one is called, one waits for the only place");
-    let keeper = f.keeper();
+    eventually("the first call", async || (receiver.received().len() == 1).then_some(())).await;
+    ids
+}
+
+#[tokio::test]
+async fn leases_are_renewed_while_calls_wait_or_run() {
+    let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
+    let receiver = Receiver::start().await;
+    let open = gate(&receiver);
+    let ids = two_claimed(&f, &receiver).await;
     for _ in 0..5 {
         f.advance(20);
-        keeper.renew().await.unwrap();
+        f.keeper().renew().await.unwrap();
         assert_eq!(f.expire().await, 0);
     }
-    // The one that waits is canceled: it must not be called any more.
-    let called = eventually("the first call", async || receiver.received().first().cloned()).await;
-    let waiting = ids.iter().find(|id| *id != called.header("x-task-id")).unwrap();
-    f.api.delete(&format!("/task/{waiting}")).await;
-    keeper.renew().await.unwrap();
     open.add_permits(2);
     f.write_answers().await;
-    assert_eq!(f.api.status(called.header("x-task-id")).await, "Running");
-    assert_eq!(receiver.received().len(), 1, "the canceled one was dropped");
+    eventually("both to run", async || {
+        let both = f.api.status(&ids[0]).await == "Running" && f.api.status(&ids[1]).await == "Running";
+        if !both && receiver.received().len() == 2 {
+            f.write_answers().await;
+        }
+        both.then_some(())
+    })
+    .await;
+    assert_eq!(receiver.keys().len(), 2, "each was called once");
     f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn what_is_canceled_while_it_waits_is_not_called() {
+    let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
+    let receiver = Receiver::start().await;
+    let open = gate(&receiver);
+    let ids = two_claimed(&f, &receiver).await;
+    let called = receiver.received()[0].header("x-task-id").to_owned();
+    let waiting = ids.iter().find(|id| **id != called).unwrap();
+    assert_eq!(f.api.delete(&format!("/task/{waiting}")).await.status, 200);
+    open.add_permits(10);
+    f.write_answers().await;
+    assert_eq!(f.api.status(&called).await, "Running");
+    // Another one goes through the same place after it: by then the canceled one had its turn.
+    f.api.create(&json!([{"name": "c", "kind": "k", "on_start": receiver.action("/after")}])).await;
+    f.start().await;
+    let paths: Vec<String> = receiver.received().into_iter().map(|r| r.path).collect();
+    assert_eq!(paths, ["/start", "/after"]);
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn calls_are_made_in_the_order_of_the_queue() {
+    let mut f = Fixture::with(&["--webhook-concurrency", "4"]).await;
+    let receiver = Receiver::start().await;
+    let open = gate(&receiver);
+    let first: Vec<Value> = (0..4)
+        .map(|_| json!({"name": "n", "kind": "k", "priority": 99, "on_start": receiver.action("/first")}))
+        .collect();
+    f.api.create(&json!(first)).await;
+    f.claim().await;
+    eventually("all places to be taken", async || (receiver.received().len() == 4).then_some(())).await;
+    let order = [3, 0, 2, 1];
+    let tasks: Vec<Value> = order
+        .iter()
+        .map(|p| json!({"name": "n", "kind": "k", "priority": p, "on_start": receiver.action(&format!("/{p}"))}))
+        .collect();
+    f.api.create(&json!(tasks)).await;
+    f.claim().await;
+    for done in 5..=8 {
+        open.add_permits(1);
+        eventually("the next call", async || (receiver.received().len() == done).then_some(())).await;
+    }
+    let paths: Vec<String> = receiver.received().into_iter().skip(4).map(|r| r.path).collect();
+    assert_eq!(paths, ["/3", "/2", "/1", "/0"]);
+    open.add_permits(4);
+    f.write_answers().await;
 }
 
 #[tokio::test]
 async fn what_was_not_started_is_given_back_at_the_end() {
     let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
     let receiver = Receiver::start().await;
-    let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
-    let open = gate.clone();
-    receiver.answer_with(move |_| {
-        let gate = gate.clone();
-        async move {
-            gate.acquire().await.unwrap().forget();
-            Reply::ok()
-        }
+    let open = gate(&receiver);
+    two_claimed(&f, &receiver).await;
+    let drain = f.keeper().drain(std::time::Duration::from_secs(30));
+    let given_back = eventually("the other to be given back", async || {
+        (f.db.number("select count(*) from task where status = 'pending'").await == 1).then(|| open.add_permits(1))
     });
-    let on_start = receiver.action("/start");
-    f.api.create(&json!([{"name": "a", "kind": "k", "on_start": on_start}, {"name": "b", "kind": "k", "on_start": on_start}])).await;
-    f.claim().await;
-    eventually("the first call", async || (receiver.received().len() == 1).then_some(())).await;
-    let keeper = f.keeper();
-    let drained = tokio::spawn(async move { keeper.drain(std::time::Duration::from_secs(30)).await });
-    eventually("the other to be given back", async || {
-        (f.db.number("select count(*) from task where status = 'pending'").await == 1).then_some(())
-    })
-    .await;
-    open.add_permits(1);
-    drained.await.unwrap();
+    tokio::join!(drain, given_back);
     f.write_answers().await;
     assert_eq!(f.db.number("select count(*) from task where status = 'running'").await, 1);
     f.db.assert_books_balance().await;

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use reprise::clock::Clock;
+use reprise::domain::retry::Limits;
 use reprise::postgres::{Embedded, Settings};
 use reprise::store::{Store, migrate};
 use sqlx::postgres::PgConnectOptions;
@@ -29,7 +30,7 @@ impl Database {
     }
 
     pub fn store(&self, clock: Clock) -> Store {
-        Store::new(&self.url, 16, clock).unwrap()
+        Store::new(&self.url, 16, clock, Limits::default()).unwrap()
     }
 
     pub async fn number(&self, query: &str) -> i64 {
@@ -53,12 +54,34 @@ impl Database {
         let open = "select count(*) from batch b join batch_count c on c.batch_id = b.id where (b.completed_at is null) = \
                     (c.waiting + c.pending + c.claimed + c.running + c.retry_pending + c.paused = 0)";
         assert_eq!(self.number(open).await, 0, "batches are complete exactly when nothing in them is alive");
-        let waiting = "select count(*) from task t where t.ended_at is null and t.wait_count <> (select count(*) from \
+        // What has begun keeps no count.
+        let waiting = "select count(*) from task t where t.status in ('waiting', 'pending', 'paused') and \
+                       coalesce(t.claimed_run < coalesce(t.manual_run, 0), true) and t.wait_count <> (select count(*) from \
                        link l join task p on p.id = l.parent_id where l.child_id = t.id and p.ended_at is null)";
         assert_eq!(self.number(waiting).await, 0, "alive tasks wait for exactly their open parents");
+        // Runs that ended without an execution: by a parent's failure, or canceled while nobody had them.
         let runs = "select count(*) from task t where exists (select from generate_series(0, t.run - 1) r where not exists \
-                    (select from attempt a where a.task_id = t.id and a.run = r))";
+                    (select from attempt a where a.task_id = t.id and a.run = r) and not exists (select from event e \
+                    where e.batch_id = t.batch_id and t.id = any(e.task_ids) and e.run = r and \
+                    (e.to_status = 'failure' and e.cause = 'dependency' or e.to_status = 'canceled')))";
         assert_eq!(self.number(runs).await, 0, "every run before the current one is recorded");
+        // The trail of every task is whole: it starts with its creation, each move begins where the last one ended,
+        // and the last one ended where the task stands.
+        let trail = "with e as (select u.id, e.seq, e.from_status, e.to_status, \
+                     lag(e.to_status) over (partition by u.id order by e.seq) as before, \
+                     lead(e.seq) over (partition by u.id order by e.seq) is null as last \
+                     from event e cross join lateral unnest(e.task_ids) u(id)) \
+                     select count(*) from e join task t on t.id = e.id where e.from_status is distinct from e.before \
+                     or e.last and e.to_status <> t.status";
+        assert_eq!(self.number(trail).await, 0, "the trail has no gap");
+        assert_eq!(
+            self.number(
+                "select count(*) from task t where not exists (select from event e where t.id = any(e.task_ids))"
+            )
+            .await,
+            0,
+            "every task has a trail"
+        );
     }
 }
 
@@ -68,7 +91,7 @@ async fn template() -> &'static str {
         .get_or_init(|| async {
             let name = format!("template_{}_{}", migrate::fingerprint(), std::process::id());
             admin(&format!("create database {name}")).await;
-            let store = Store::new(&named(&name), 2, Clock::Database).unwrap();
+            let store = Store::new(&named(&name), 2, Clock::Database, Limits::default()).unwrap();
             store.migrate().await.unwrap();
             store.close().await;
             name

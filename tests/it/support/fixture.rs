@@ -7,6 +7,7 @@ use clap::Parser;
 use reprise::clock::Clock;
 use reprise::config::{Cli, Config};
 use reprise::http::{Api, router};
+use reprise::loops::calls::Keeper;
 use reprise::loops::deliver::{self, Deliver, Marks};
 use reprise::loops::retention::Retention;
 use reprise::loops::retry::Retry;
@@ -18,6 +19,8 @@ use reprise::store::Store;
 use reprise::telemetry;
 use reprise::webhook;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::{Client, Database};
 
@@ -26,6 +29,7 @@ pub struct Fixture {
     pub store: Store,
     pub api: Client,
     start: Start,
+    keeper: Keeper,
     results: Results,
     deliver: Deliver,
     marks: Marks,
@@ -52,14 +56,16 @@ impl Fixture {
 
     pub async fn on(db: Database, args: &[&str]) -> Fixture {
         let config = config(args);
-        let store = db.store(Clock::fixed(dawn()));
+        let store = Store::new(&db.url, 16, Clock::fixed(dawn()), config.limits().retry).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
         let api = Api {
-            service: Service::new(store.clone(), config.limits().metadata_bytes),
+            service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
             limits: config.limits(),
             max_body_bytes: config.request.max_body_bytes,
             metrics: telemetry::metrics(),
+            changes: TaskTracker::new(),
+            ending: CancellationToken::new(),
         };
         tokio::spawn(axum::serve(listener, router(api)).into_future());
         let timeout = Duration::from_millis(config.webhook.webhook_timeout_ms);
@@ -67,7 +73,9 @@ impl Fixture {
         let interval = Duration::from_secs(1);
         let concurrency = config.webhook.webhook_concurrency;
         let settings = start::Settings { interval, lease: config.lease(), concurrency };
-        let (start, results) = Start::new(store.clone(), client.clone(), settings);
+        let (start, caller, results) = Start::new(store.clone(), client.clone(), settings);
+        let keeper = caller.keeper();
+        tokio::spawn(caller.run(CancellationToken::new()));
         let settings = deliver::Settings {
             interval,
             concurrency,
@@ -77,7 +85,7 @@ impl Fixture {
             retry_max: Duration::from_millis(config.webhook.webhook_retry_max_ms),
         };
         let (deliver, marks) = Deliver::new(store.clone(), client, settings);
-        Fixture { db, store, api: Client::new(base), start, results, deliver, marks }
+        Fixture { db, store, api: Client::new(base), start, keeper, results, deliver, marks }
     }
 
     pub fn advance(&self, secs: i64) {
@@ -105,8 +113,8 @@ impl Fixture {
         claimed
     }
 
-    pub fn keeper(&self) -> start::Keeper {
-        self.start.keeper()
+    pub fn keeper(&self) -> &Keeper {
+        &self.keeper
     }
 
     pub async fn expire(&self) -> u64 {

@@ -37,6 +37,7 @@ pub struct Reply {
     pub status: u16,
     pub body: Value,
     pub after: Duration,
+    pub headers: Vec<(&'static str, String)>,
 }
 
 impl Reply {
@@ -45,7 +46,12 @@ impl Reply {
     }
 
     pub fn status(status: u16) -> Reply {
-        Reply { status, body: json!({}), after: Duration::ZERO }
+        Reply { status, body: json!({}), after: Duration::ZERO, headers: Vec::new() }
+    }
+
+    pub fn header(mut self, name: &'static str, value: &str) -> Reply {
+        self.headers.push((name, value.to_owned()));
+        self
     }
 
     pub fn slow(after: Duration) -> Reply {
@@ -131,5 +137,9 @@ async fn handle(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let reply = behaviour(received).await;
     tokio::time::sleep(reply.after).await;
     let status = StatusCode::from_u16(reply.status).unwrap();
-    (status, reply.body.to_string()).into_response()
+    let mut response = (status, reply.body.to_string()).into_response();
+    for (name, value) in reply.headers {
+        response.headers_mut().insert(name, value.parse().unwrap());
+    }
+    response
 }

@@ -1,0 +1,294 @@
+//! The calls of `on_start`: in the order of the queue, as many at once as may be, and never for a task that is no
+//! longer ours. While a claimed task waits for a free call its lease is renewed.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::runner::Loop;
+use super::start::{Answered, Start};
+use crate::domain::new_task::read_answered_action;
+use crate::domain::webhook::{Action, idempotency_key};
+use crate::store::transitions::{self, Claimed};
+use crate::store::{self, Actor, Store, lease, retrying};
+use crate::webhook::{Call, Client};
+
+/// Calls begun together at most.
+const AT_ONCE: usize = 200;
+/// A claim that is older than this may have been canceled meanwhile: it is looked at again before the call.
+const FRESH: Duration = Duration::from_millis(10);
+
+/// A claimed task and what to call for it.
+pub(super) struct Queued {
+    pub claimed: Claimed,
+    pub action: Action,
+    pub since: Instant,
+}
+
+/// Claimed tasks in the order in which they are to be called.
+#[derive(Clone, Default)]
+pub(super) struct Queue(Arc<QueueInner>);
+
+#[derive(Default)]
+struct QueueInner {
+    waiting: Mutex<VecDeque<Queued>>,
+    added: Notify,
+}
+
+impl Queue {
+    pub fn push(&self, queued: Queued) {
+        self.waiting().push_back(queued);
+        self.0.added.notify_one();
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Queued>> {
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn len(&self) -> usize {
+        self.waiting().len()
+    }
+
+    fn take(&self, count: usize) -> Vec<Queued> {
+        let mut waiting = self.waiting();
+        let count = count.min(waiting.len());
+        waiting.drain(..count).collect()
+    }
+
+    async fn not_empty(&self) {
+        while self.len() == 0 {
+            self.0.added.notified().await;
+        }
+    }
+}
+
+pub struct Caller {
+    pub(super) store: Store,
+    pub(super) client: Client,
+    pub(super) lease: Duration,
+    pub(super) held: Held,
+    pub(super) queue: Queue,
+    pub(super) calls: Arc<Semaphore>,
+    pub(super) tracker: TaskTracker,
+    pub(super) results: mpsc::UnboundedSender<Answered>,
+}
+
+impl Caller {
+    pub fn keeper(&self) -> Keeper {
+        Keeper { store: self.store.clone(), held: self.held.clone(), tracker: self.tracker.clone(), lease: self.lease }
+    }
+
+    pub async fn run(self, shutdown: CancellationToken) {
+        // What is dropped here has not been called and goes back into the queue of the database.
+        tokio::select! {
+            () = self.call_for_ever() => {}
+            () = shutdown.cancelled() => {}
+        }
+    }
+
+    async fn call_for_ever(&self) {
+        loop {
+            self.queue.not_empty().await;
+            let Ok(first) = Arc::clone(&self.calls).acquire_owned().await else { return };
+            let mut permits = vec![first];
+            while permits.len() < self.queue.len().min(AT_ONCE)
+                && let Ok(permit) = Arc::clone(&self.calls).try_acquire_owned()
+            {
+                permits.push(permit);
+            }
+            let batch = self.queue.take(permits.len());
+            self.drop_lost(&batch).await;
+            for (queued, permit) in batch.into_iter().zip(permits) {
+                if self.held.about_to_call(queued.claimed.id, queued.claimed.run) {
+                    self.call(queued, permit);
+                }
+            }
+        }
+    }
+
+    /// Asks the database about those that have waited: what was canceled, or lost to another instance, is not called.
+    async fn drop_lost(&self, batch: &[Queued]) {
+        let waited: Vec<(Uuid, i32)> = batch
+            .iter()
+            .filter(|queued| queued.since.elapsed() > FRESH)
+            .map(|queued| (queued.claimed.id, queued.claimed.run))
+            .collect();
+        if waited.is_empty() {
+            return;
+        }
+        let mut wait = Duration::from_millis(50);
+        loop {
+            match lease::renew(&self.store, &waited, self.lease).await {
+                Ok(ours) => return self.held.keep(&waited, &ours),
+                Err(error) => tracing::warn!(%error, "nothing is called: it is not known whether it may be"),
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_secs(2));
+        }
+    }
+
+    fn call(&self, queued: Queued, permit: OwnedSemaphorePermit) {
+        let (client, results) = (self.client.clone(), self.results.clone());
+        let Queued { claimed, action, .. } = queued;
+        self.tracker.spawn(async move {
+            let result = client
+                .call(Call {
+                    action: &action,
+                    body: action.params.body.clone(),
+                    trigger: "start",
+                    idempotency_key: idempotency_key(claimed.id, "start", "success", claimed.run),
+                    task: Some((claimed.id, claimed.run)),
+                    attempt: Some(i64::from(claimed.attempt)),
+                    trace: claimed.id,
+                })
+                .await;
+            drop(permit);
+            if let Err(error) = &result {
+                tracing::info!(task.id = %claimed.id, batch.id = %claimed.batch_id, run = claimed.run, %error,
+                    "on_start failed");
+            }
+            let result = result.map(|answer| read_answered_action(&answer.body));
+            let _ = results.send(Answered { id: claimed.id, run: claimed.run, result });
+        });
+    }
+}
+
+/// Keeps the leases of what is held, and gives back at the end what was not started.
+pub struct Keeper {
+    store: Store,
+    held: Held,
+    tracker: TaskTracker,
+    lease: Duration,
+}
+
+impl Keeper {
+    /// Renews at a third of the lease, so that one lost renewal does no harm.
+    pub async fn run(&self, shutdown: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(self.lease / 3) => {}
+                () = shutdown.cancelled() => return,
+            }
+            if let Err(error) = self.renew().await {
+                tracing::warn!(%error, "leases were not renewed");
+            }
+        }
+    }
+
+    pub async fn renew(&self) -> store::Result<()> {
+        let held = self.held.all();
+        if held.is_empty() {
+            return Ok(());
+        }
+        let ours = lease::renew(&self.store, &held, self.lease).await?;
+        self.held.keep(&held, &ours);
+        Ok(())
+    }
+
+    /// Ends in good order, once the loop and the caller have ended: what was not called goes back into the queue, and
+    /// the calls under way get `grace` to be answered. Their leases are still renewed meanwhile.
+    pub async fn drain(&self, grace: Duration) {
+        let unstarted = self.held.drop_uncalled();
+        if !unstarted.is_empty() {
+            let given_back = retrying(|| async {
+                let mut tx = self.store.begin(Actor::Loop(Start::NAME)).await?;
+                let count = transitions::give_back(&mut tx, &unstarted).await?;
+                tx.commit().await?;
+                Ok(count)
+            })
+            .await;
+            match given_back {
+                Ok(count) => tracing::info!(count, "unstarted tasks given back"),
+                Err(error) => tracing::warn!(%error, "unstarted tasks not given back: their leases will end"),
+            }
+        }
+        self.tracker.close();
+        let waiting = async {
+            let renewing = async {
+                loop {
+                    tokio::time::sleep(self.lease / 3).await;
+                    let _ = self.renew().await;
+                }
+            };
+            tokio::select! {
+                () = self.tracker.wait() => {}
+                () = renewing => {}
+            }
+        };
+        if tokio::time::timeout(grace, waiting).await.is_err() {
+            tracing::warn!(calls = self.tracker.len(), "calls are still unanswered: their leases will end");
+        }
+    }
+}
+
+/// What was claimed here and has no written result yet.
+#[derive(Clone, Default)]
+pub(super) struct Held(Arc<Mutex<HashMap<Uuid, Holding>>>);
+
+#[derive(Clone, Copy)]
+struct Holding {
+    run: i32,
+    /// Its webhook has been called: from here on only the answer ends it.
+    called: bool,
+}
+
+impl Held {
+    fn map(&self) -> MutexGuard<'_, HashMap<Uuid, Holding>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn len(&self) -> usize {
+        self.map().len()
+    }
+
+    pub fn take(&self, id: Uuid, run: i32) {
+        self.map().insert(id, Holding { run, called: false });
+    }
+
+    /// False if it is no longer ours to call.
+    fn about_to_call(&self, id: Uuid, run: i32) -> bool {
+        match self.map().get_mut(&id) {
+            Some(holding) if holding.run == run => {
+                holding.called = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn all(&self) -> Vec<(Uuid, i32)> {
+        self.map().iter().map(|(id, holding)| (*id, holding.run)).collect()
+    }
+
+    /// Of those that were `asked` about, only `ours` are still ours; what is not and was not called is dropped.
+    fn keep(&self, asked: &[(Uuid, i32)], ours: &[Uuid]) {
+        let ours: HashSet<&Uuid> = ours.iter().collect();
+        let mut map = self.map();
+        for (id, run) in asked {
+            if !ours.contains(id) && map.get(id).is_some_and(|h| h.run == *run && !h.called) {
+                map.remove(id);
+            }
+        }
+    }
+
+    fn drop_uncalled(&self) -> Vec<(Uuid, i32)> {
+        let mut map = self.map();
+        let uncalled: Vec<(Uuid, i32)> = map.iter().filter(|(_, h)| !h.called).map(|(id, h)| (*id, h.run)).collect();
+        map.retain(|_, h| h.called);
+        uncalled
+    }
+
+    pub fn done(&self, answers: &[Answered]) {
+        let mut map = self.map();
+        for answer in answers {
+            if map.get(&answer.id).is_some_and(|h| h.run == answer.run) {
+                map.remove(&answer.id);
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Everything about retries that somebody asks for: by hand, default policies, history, statistics.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
+
+use super::{Error, Result, Service, no_batch, no_task};
+use crate::domain::graph::NoRevival;
+use crate::domain::lifecycle::Transition;
+use crate::domain::patch::RetryRequest;
+use crate::domain::policy::Policy;
+use crate::domain::retry_view::RetryStats;
+use crate::domain::status::Status;
+use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedTask, WholeTask};
+use crate::store::query::Page;
+use crate::store::revival::Targets;
+use crate::store::{self, Actor, attempts, history, policies, query, retry_stats, retrying, revival};
+
+/// How a retry by hand went inside its transaction.
+enum Done {
+    Task(Box<RetriedTask>),
+    Batch(RetriedBatch),
+    Refused(NoRevival),
+    Missing,
+}
+
+impl Service {
+    /// Executes a task again, now, whatever its retries say; a scheduled retry is dropped.
+    pub async fn retry_task(&self, id: Uuid, request: &RetryRequest) -> Result<RetriedTask> {
+        match retrying(|| self.retry_task_once(id, request)).await? {
+            Done::Task(retried) => Ok(*retried),
+            Done::Refused(why) => Err(self.refusal(id, why).await?),
+            Done::Batch(_) | Done::Missing => Err(no_task(id)),
+        }
+    }
+
+    /// The same for every task of the batch that failed by itself.
+    pub async fn retry_batch(&self, id: Uuid, request: &RetryRequest) -> Result<RetriedBatch> {
+        if !query::batch_exists(&self.store, id).await? {
+            return Err(no_batch(id));
+        }
+        match retrying(|| self.retry_batch_once(id, request)).await? {
+            Done::Batch(retried) => Ok(retried),
+            Done::Refused(why) => Err(self.refusal(id, why).await?),
+            Done::Task(_) | Done::Missing => Err(no_batch(id)),
+        }
+    }
+
+    async fn retry_task_once(&self, id: Uuid, request: &RetryRequest) -> store::Result<Done> {
+        let mut tx = self.store.begin(actor(request)).await?;
+        let decided = match revival::decide(&mut tx, &Targets::Named(id), request.cascade, self.stuck_after).await? {
+            Ok(decided) => decided,
+            Err(why) => {
+                tx.rollback().await?;
+                return Ok(Done::Refused(why));
+            }
+        };
+        decided.apply(&mut tx).await?;
+        let task = query::task_in(&mut tx, id).await?;
+        // A dry run has done it all, to answer exactly what would happen, and takes it back.
+        if request.dry_run {
+            tx.rollback().await?;
+        } else {
+            tx.commit().await?;
+        }
+        let revived = ids(&decided.revival.revived);
+        let retried = |task: WholeTask| Box::new(RetriedTask { task, revived, dry_run: request.dry_run });
+        Ok(task.map_or(Done::Missing, |task| Done::Task(retried(task))))
+    }
+
+    async fn retry_batch_once(&self, id: Uuid, request: &RetryRequest) -> store::Result<Done> {
+        let mut tx = self.store.begin(actor(request)).await?;
+        let failed = Targets::Failed(revival::failed_of_batch(&mut tx, id).await?);
+        let decided = match revival::decide(&mut tx, &failed, request.cascade, self.stuck_after).await? {
+            Ok(decided) => decided,
+            Err(why) => {
+                tx.rollback().await?;
+                return Ok(Done::Refused(why));
+            }
+        };
+        decided.apply(&mut tx).await?;
+        if request.dry_run {
+            tx.rollback().await?;
+        } else {
+            tx.commit().await?;
+        }
+        let (retried, revived) = (ids(&decided.revival.retried), ids(&decided.revival.revived));
+        Ok(Done::Batch(RetriedBatch { batch_id: id, retried, revived, dry_run: request.dry_run }))
+    }
+
+    async fn refusal(&self, id: Uuid, why: NoRevival) -> Result<Error> {
+        let (task, blocked_by) = match why {
+            NoRevival::Refused(task) => (task, None),
+            NoRevival::Blocked { task, parent } => (task, Some(parent)),
+        };
+        let Some((status, run)) = query::standing(&self.store, task).await? else { return Ok(no_task(id)) };
+        let detail = match blocked_by {
+            Some(parent) => {
+                format!("task {task} needs the success of task {parent}, which ended badly: retry that one")
+            }
+            None if status.is_executing() => format!("task {task} is {status:?} and not stuck: it is being executed"),
+            None if status == Status::Paused => format!("task {task} is Paused: resume it, and it goes on"),
+            None => format!("task {task} is {status:?}: there is nothing to retry"),
+        };
+        Ok(Error::Conflict { detail, status: Some(status), run: Some(run) })
+    }
+
+    pub async fn attempts(&self, id: Uuid, page: Page<i32>, limit: i64) -> Result<Vec<AttemptView>> {
+        attempts::of_task(&self.store, id, page, limit).await?.ok_or_else(|| no_task(id))
+    }
+
+    pub async fn events(&self, id: Uuid, page: Page<i64>, limit: i64) -> Result<Vec<Event>> {
+        history::of_task(&self.store, id, page, limit).await?.ok_or_else(|| no_task(id))
+    }
+
+    pub async fn retry_stats(&self, kind: Option<&str>, since: Option<DateTime<Utc>>) -> Result<RetryStats> {
+        Ok(retry_stats::read(&self.store, kind, since).await?)
+    }
+
+    pub async fn policies(&self) -> Result<Vec<KindPolicy>> {
+        Ok(policies::list(&self.store).await?)
+    }
+
+    pub async fn put_policy(&self, kind: &str, policy: &Policy) -> Result<KindPolicy> {
+        Ok(policies::put(&self.store, kind, policy).await?)
+    }
+
+    pub async fn delete_policy(&self, kind: &str) -> Result<()> {
+        let missing = || Error::NotFound { what: "retry policy", id: kind.to_owned() };
+        policies::delete(&self.store, kind).await?.then_some(()).ok_or_else(missing)
+    }
+}
+
+fn actor(request: &RetryRequest) -> Actor {
+    request.requested_by.clone().map_or(Actor::Api, Actor::Person)
+}
+
+fn ids(transitions: &[Transition]) -> Vec<Uuid> {
+    transitions.iter().map(|transition| transition.task().id).collect()
+}
+
+/// Without a sign of life for so long, a task that is being executed may be given up by hand.
+pub(super) fn stuck_after(secs: u64) -> TimeDelta {
+    TimeDelta::try_seconds(i64::try_from(secs).unwrap_or(i64::MAX)).unwrap_or(TimeDelta::MAX)
+}

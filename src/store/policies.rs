@@ -1,0 +1,69 @@
+//! The default retry policies per kind. Creating tasks looks at a copy that is never older than half a second, so a
+//! change is in effect on every instance within a second, and on the one that made it at once.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+
+use super::{Error, Result, Store};
+use crate::domain::policy::Policy;
+use crate::domain::view::{KindPolicy, Timestamp};
+
+const FRESH: Duration = Duration::from_millis(500);
+
+pub type ByKind = Arc<HashMap<String, Policy>>;
+
+/// The copy.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cache(Arc<Mutex<Option<(Instant, ByKind)>>>);
+
+/// All defaults, for creating tasks.
+pub async fn by_kind(store: &Store) -> Result<ByKind> {
+    // Whoever comes while they are being read waits for that instead of reading them too.
+    let mut cache = store.policies.0.lock().await;
+    if let Some((read_at, policies)) = &*cache
+        && read_at.elapsed() < FRESH
+    {
+        return Ok(Arc::clone(policies));
+    }
+    let policies: ByKind = Arc::new(list(store).await?.into_iter().map(|one| (one.kind, one.retry)).collect());
+    *cache = Some((Instant::now(), Arc::clone(&policies)));
+    Ok(policies)
+}
+
+pub async fn list(store: &Store) -> Result<Vec<KindPolicy>> {
+    let rows =
+        sqlx::query!("select kind, policy, updated_at from retry_policy order by kind").fetch_all(&store.pool).await?;
+    rows.into_iter()
+        .map(|row| {
+            let retry = serde_json::from_str(&row.policy)
+                .map_err(|error| Error::corrupt(format!("retry policy of kind {}: {error}", row.kind)))?;
+            Ok(KindPolicy { kind: row.kind, retry, updated_at: Timestamp(row.updated_at) })
+        })
+        .collect()
+}
+
+pub async fn put(store: &Store, kind: &str, policy: &Policy) -> Result<KindPolicy> {
+    let text = serde_json::to_string(policy).map_err(Error::corrupt)?;
+    let updated_at = sqlx::query_scalar!(
+        "insert into retry_policy (kind, policy, updated_at) values ($1, $2, coalesce($3, now()))
+         on conflict (kind) do update set policy = excluded.policy, updated_at = excluded.updated_at
+         returning updated_at",
+        kind,
+        text,
+        store.clock().param(),
+    )
+    .fetch_one(&store.pool)
+    .await?;
+    *store.policies.0.lock().await = None;
+    Ok(KindPolicy { kind: kind.to_owned(), retry: policy.clone(), updated_at: Timestamp(updated_at) })
+}
+
+/// Whether there was one.
+pub async fn delete(store: &Store, kind: &str) -> Result<bool> {
+    let deleted = sqlx::query!("delete from retry_policy where kind = $1", kind).execute(&store.pool).await?;
+    *store.policies.0.lock().await = None;
+    Ok(deleted.rows_affected() > 0)
+}
