@@ -121,6 +121,7 @@ async fn serve(
         service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
         limits: config.limits(),
         max_body_bytes: config.request.max_body_bytes,
+        idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
         metrics: telemetry::metrics(),
         changes: changes.clone(),
         ending: ending.clone(),
@@ -239,10 +240,12 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     let interval = Duration::from_millis(config.loops.retry_loop_interval_ms);
     let retry = Retry { store: store.clone(), interval };
     supervisor.spawn("retry", runner::run(retry, wake.clone(), shutdown.clone()));
-    if config.loops.retention_days > 0 {
-        let retention = Retention { store: store.clone(), days: config.loops.retention_days };
-        supervisor.spawn("retention", runner::run(retention, wake.clone(), shutdown.clone()));
-    }
+    let retention = Retention {
+        store: store.clone(),
+        days: config.loops.retention_days,
+        idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
+    };
+    supervisor.spawn("retention", runner::run(retention, wake.clone(), shutdown.clone()));
     supervisor.spawn("metrics", telemetry::upkeep(shutdown.clone()));
     supervisor.spawn("wake-up", wakeup::tell(store.clone(), shutdown.clone()));
     supervisor.spawn("listener", wakeup::listen(store.clone(), shutdown));

@@ -166,6 +166,9 @@ pub struct Request {
     /// Notification actions of one task, or of a batch, at most
     #[arg(long, env = "MAX_ACTIONS_PER_TASK", global = true, default_value = "20", value_parser = whole(0..=1000usize), value_name = "N")]
     pub max_actions_per_task: usize,
+    /// Seconds for which a repeated `Idempotency-Key` is recognized
+    #[arg(long, env = "IDEMPOTENCY_TTL_SECS", global = true, default_value = "86400", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
+    pub idempotency_ttl_secs: u64,
     /// Size of a request body at most
     #[arg(long, env = "MAX_BODY_BYTES", global = true, default_value = "33554432", value_parser = whole(1024..=1_073_741_824usize), value_name = "BYTES")]
     pub max_body_bytes: usize,

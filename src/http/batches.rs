@@ -9,6 +9,7 @@ use super::extract::{Id, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
+use crate::store::query::BatchFilter;
 
 /// List batches, newest first
 ///
@@ -16,6 +17,8 @@ use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
 #[utoipa::path(
     get, path = "/batches", operation_id = "listBatches", tag = "batches",
     params(
+        ("scope" = Option<String>, Query, description = "Exactly this scope"),
+        ("metadata" = Option<String>, Query, description = "A JSON object that the metadata contains"),
         ("page" = Option<u32>, Query, description = "From 0"),
         ("page_size" = Option<u32>, Query, description = "50 by default, 100 at most", minimum = 1),
         ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
@@ -30,9 +33,10 @@ use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
     )
 )]
 pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, Problem> {
+    let filter = BatchFilter { scope: query.text("scope"), metadata: query.object("metadata") };
     let (page, size) = query.page::<Uuid>();
     query.close()?;
-    let batches = api.service.batches(page, size).await?;
+    let batches = api.service.batches(&filter, page, size).await?;
     let next = next_cursor(batches.len(), size, batches.last().map(|batch| batch.batch_id));
     Ok((next, Json(batches)).into_response())
 }

@@ -86,6 +86,7 @@ impl From<service::Error> for Problem {
             service::Error::Conflict { detail, status, run } => {
                 Problem { current_status: status, current_run: run, ..Problem::new(StatusCode::CONFLICT, detail) }
             }
+            service::Error::KeyReused => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()),
             service::Error::Invalid(details) => Problem::invalid(details),
             service::Error::Store(error) => error.into(),
         }

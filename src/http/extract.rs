@@ -147,6 +147,13 @@ impl Query {
         self.parsed(name, "a UUID", |text| text.parse().ok())
     }
 
+    pub fn object(&mut self, name: &str) -> Option<Value> {
+        self.parsed(name, "a JSON object", |text| {
+            let value = serde_json::from_str(text).ok().filter(Value::is_object)?;
+            (!text.contains("\\u0000")).then_some(value)
+        })
+    }
+
     pub fn timestamp(&mut self, name: &str) -> Option<DateTime<Utc>> {
         self.parsed(name, "an RFC 3339 timestamp", |text| {
             // A `+` that was not escaped arrives as a space.

@@ -11,6 +11,7 @@ mod system;
 mod tasks;
 
 use std::any::Any;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
@@ -40,6 +41,7 @@ pub struct Api {
     pub service: Service,
     pub limits: Limits,
     pub max_body_bytes: usize,
+    pub idempotency_ttl: Duration,
     pub metrics: PrometheusHandle,
     /// Changes under way: see [`Api::unbroken`].
     pub changes: TaskTracker,

@@ -1,10 +1,14 @@
 //! `/task`
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::dto::{CreateTasks, TaskPatch, TaskProgress};
@@ -14,6 +18,7 @@ use crate::domain::new_task::read_batch;
 use crate::domain::patch::{read_patch, read_progress};
 use crate::domain::status::Status;
 use crate::domain::view::{BasicTask, WholeTask};
+use crate::store::idempotency::Key;
 use crate::store::query::TaskFilter;
 
 /// Create a batch of tasks
@@ -21,6 +26,8 @@ use crate::store::query::TaskFilter;
 /// Either an array of tasks or an object with `tasks`. Dependencies name tasks that appear earlier in the array.
 #[utoipa::path(
     post, path = "/task", operation_id = "createTasks", tag = "tasks",
+    params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
+            description = "Makes the request repeatable for IDEMPOTENCY_TTL_SECS: the same key and body give the same answer")),
     request_body = CreateTasks,
     responses(
         (status = 201, description = "Created, in the order given", body = Vec<BasicTask>,
@@ -31,14 +38,17 @@ use crate::store::query::TaskFilter;
          content_type = "application/problem+json"),
         (status = 413, description = "The body is too large", body = Problem,
          content_type = "application/problem+json"),
+        (status = 422, description = "The key was used before with another body", body = Problem,
+         content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
     )
 )]
-pub async fn create(State(api): State<Api>, Body(body): Body) -> Result<Response, Problem> {
+pub async fn create(State(api): State<Api>, headers: HeaderMap, Body(body): Body) -> Result<Response, Problem> {
+    let key = key(&headers, &body, api.idempotency_ttl)?;
     let batch = read_batch(body, &api.limits).map_err(Problem::invalid)?;
     let service = api.service.clone();
-    let created = api.unbroken(async move { service.create(&batch).await }).await?;
+    let created = api.unbroken(async move { service.create(&batch, key.as_ref()).await }).await?;
     let id = [("X-Batch-ID", created.batch_id.to_string())];
     if created.tasks.is_empty() {
         return Ok((StatusCode::NO_CONTENT, id).into_response());
@@ -78,10 +88,7 @@ pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, 
         kind: query.text("kind"),
         name: query.text("name"),
         batch_id: query.uuid("batch_id"),
-        metadata: query.parsed("metadata", "a JSON object", |text| {
-            let value = serde_json::from_str(text).ok().filter(serde_json::Value::is_object)?;
-            (!text.contains("\\u0000")).then_some(value)
-        }),
+        metadata: query.object("metadata"),
         timeout: query.integer("timeout", &(1..=86_400)),
         created_after: query.timestamp("created_after"),
         created_before: query.timestamp("created_before"),
@@ -241,6 +248,15 @@ pub async fn pause(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>
 pub async fn resume(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
     let service = api.service.clone();
     Ok(Json(api.unbroken(async move { service.resume(id).await }).await?))
+}
+
+fn key(headers: &HeaderMap, body: &Value, ttl: Duration) -> Result<Option<Key>, Problem> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let key = value.to_str().ok().filter(|key| (1..=255).contains(&key.len()));
+    let wrong = || Problem::invalid(vec!["Idempotency-Key: must have 1 to 255 visible ASCII characters".into()]);
+    // Objects are kept sorted by name, so the text is the same whatever the order was.
+    let body_hash = Sha256::digest(body.to_string()).to_vec();
+    Ok(Some(Key { key: key.ok_or_else(wrong)?.to_owned(), body_hash, ttl }))
 }
 
 const STATUSES: &str = "one or several, separated by commas, of Waiting, Pending, Claimed, Running, RetryPending, Paused, \

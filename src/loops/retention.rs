@@ -1,16 +1,18 @@
-//! Finished batches go after their time, a chunk at a tick.
+//! What is old goes, a chunk at a tick: finished batches, if they are not to be kept, and keys of requests that nobody
+//! will repeat any more.
 
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::{self, Store, retention, retrying};
+use crate::store::{self, Store, idempotency, retention, retrying};
 
 const LIMIT: i64 = 5000;
 
 pub struct Retention {
     pub store: Store,
-    /// Never 0 here: without a limit of days the loop is not run.
+    /// 0 keeps all batches.
     pub days: u32,
+    pub idempotency_ttl: Duration,
 }
 
 impl Loop for Retention {
@@ -21,7 +23,11 @@ impl Loop for Retention {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        let processed = retrying(|| retention::delete_finished(&self.store, self.days, LIMIT)).await?;
-        Ok(Tick { processed, more: processed > 0, due_in: None })
+        let keys = idempotency::forget(&self.store, self.idempotency_ttl, LIMIT).await?;
+        let mut tasks = 0;
+        if self.days > 0 {
+            tasks = retrying(|| retention::delete_finished(&self.store, self.days, LIMIT)).await?;
+        }
+        Ok(Tick { processed: keys + tasks, more: keys >= LIMIT.cast_unsigned() || tasks > 0, due_in: None })
     }
 }

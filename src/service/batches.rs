@@ -6,15 +6,15 @@ use super::{Result, Service, no_batch};
 use crate::domain::lifecycle::{Event, Transition, decide};
 use crate::domain::status::Status;
 use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
-use crate::store::query::Page;
+use crate::store::query::{BatchFilter, Page};
 use crate::store::{self, Actor, lock, query, retrying, transitions};
 
 /// Tasks that one transaction of a stop cancels: others wait for its locks no longer than that takes.
 const STOP_CHUNK: i64 = 2000;
 
 impl Service {
-    pub async fn batches(&self, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
-        Ok(query::batches(&self.store, page, limit).await?)
+    pub async fn batches(&self, filter: &BatchFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
+        Ok(query::batches(&self.store, filter, page, limit).await?)
     }
 
     pub async fn batch(&self, id: Uuid) -> Result<Batch> {

@@ -27,6 +27,8 @@ pub enum Error {
     NotFound { what: &'static str, id: String },
     #[error("{detail}")]
     Conflict { detail: String, status: Option<Status>, run: Option<i32> },
+    #[error("Idempotency-Key: was used before with another body")]
+    KeyReused,
     #[error("the request is not valid")]
     Invalid(Vec<String>),
     #[error(transparent)]

@@ -8,6 +8,7 @@ use crate::domain::new_task::NewBatch;
 use crate::domain::patch::{Patch, Progress};
 use crate::domain::task::Task;
 use crate::domain::view::{BasicTask, Timestamp, WholeTask};
+use crate::store::idempotency::{self, Key, Seen};
 use crate::store::progress::{self, Sign};
 use crate::store::query::{Page, TaskFilter};
 use crate::store::{self, Actor, Tx, attempts, create, lock, policies, query, retrying, transitions};
@@ -29,18 +30,14 @@ enum Done {
 }
 
 impl Service {
-    pub async fn create(&self, batch: &NewBatch) -> Result<Created> {
-        if batch.tasks.is_empty() {
+    /// With a `key`, the same request again gets the same answer and creates nothing.
+    pub async fn create(&self, batch: &NewBatch, key: Option<&Key>) -> Result<Created> {
+        if batch.tasks.is_empty() && key.is_none() {
             return Ok(Created { batch_id: Uuid::now_v7(), tasks: Vec::new() });
         }
         let defaults = policies::by_kind(&self.store).await?;
-        let created = retrying(|| async {
-            let mut tx = self.store.begin(Actor::Api).await?;
-            let created = create::batch(&mut tx, batch, &defaults).await?;
-            tx.commit().await?;
-            Ok(created)
-        })
-        .await?;
+        let created = retrying(|| self.create_once(batch, key, &defaults)).await?;
+        let Some(created) = created else { return Err(Error::KeyReused) };
         let view = |(id, task): (&Uuid, &crate::domain::new_task::NewTask)| BasicTask {
             id: *id,
             name: task.name.clone(),
@@ -61,6 +58,36 @@ impl Service {
         };
         let tasks = created.ids.iter().zip(&batch.tasks).map(view).collect();
         Ok(Created { batch_id: created.batch_id, tasks })
+    }
+
+    /// `None`: the key was used with another body.
+    async fn create_once(
+        &self,
+        batch: &NewBatch,
+        key: Option<&Key>,
+        defaults: &policies::ByKind,
+    ) -> store::Result<Option<create::Created>> {
+        let mut tx = self.store.begin(Actor::Api).await?;
+        let batch_id = Uuid::now_v7();
+        if let Some(key) = key {
+            match idempotency::take(&mut tx, key, batch_id).await? {
+                Seen::Never => {}
+                Seen::Before(created) => {
+                    tx.rollback().await?;
+                    return Ok(Some(created));
+                }
+                Seen::Otherwise => {
+                    tx.rollback().await?;
+                    return Ok(None);
+                }
+            }
+        }
+        let created = create::batch(&mut tx, batch_id, batch, defaults).await?;
+        if let Some(key) = key {
+            idempotency::record(&mut tx, key, &created).await?;
+        }
+        tx.commit().await?;
+        Ok(Some(created))
     }
 
     pub async fn task(&self, id: Uuid) -> Result<WholeTask> {

@@ -21,8 +21,13 @@ pub struct Created {
 }
 
 /// `defaults` are the policies of tasks that bring none.
-pub async fn batch(tx: &mut Tx, batch: &NewBatch, defaults: &ByKind) -> Result<Created> {
-    let batch_id = Uuid::now_v7();
+pub async fn batch(tx: &mut Tx, batch_id: Uuid, batch: &NewBatch, defaults: &ByKind) -> Result<Created> {
+    if batch.tasks.is_empty() {
+        let created_at = sqlx::query_scalar!(r#"select coalesce($1, now()) as "now!""#, tx.store.clock().param())
+            .fetch_one(tx.conn())
+            .await?;
+        return Ok(Created { batch_id, ids: Vec::new(), created_at });
+    }
     let created_at = insert_batch(tx, batch_id, batch).await?;
     // Made in ascending order: the queue takes equal priorities in the order of the batch, and locks taken in the
     // order of ids go from parents to children.

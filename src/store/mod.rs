@@ -5,6 +5,7 @@ pub mod attempts;
 pub mod create;
 mod error;
 pub mod history;
+pub mod idempotency;
 pub mod lease;
 pub mod listen;
 pub mod lock;

@@ -99,12 +99,7 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
     if let Some(batch_id) = filter.batch_id {
         query.push(" and s.batch_id = ").push_bind(batch_id);
     }
-    if let Some(metadata) = &filter.metadata {
-        // Tasks without metadata are stored without a value, and contain the empty object too.
-        if metadata.as_object().is_some_and(|m| !m.is_empty()) {
-            query.push(" and s.metadata @> ").push_bind(metadata);
-        }
-    }
+    contains(&mut query, "s.metadata", filter.metadata.as_ref());
     if let Some(timeout) = filter.timeout {
         query.push(" and t.timeout_secs = ").push_bind(timeout);
     }
@@ -230,24 +225,51 @@ pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
     Ok(Some(Dag { tasks: rows.into_iter().map(BasicRow::into_view).collect::<Result<_>>()?, links }))
 }
 
+#[derive(Debug, Default)]
+pub struct BatchFilter {
+    pub scope: Option<String>,
+    pub metadata: Option<Value>,
+}
+
+#[derive(FromRow)]
+struct BatchRow {
+    id: Uuid,
+    total: i32,
+    created_at: DateTime<Utc>,
+    kinds: Vec<String>,
+    scope: Option<String>,
+    metadata: Option<Value>,
+    updated_at: DateTime<Utc>,
+    waiting: i32,
+    pending: i32,
+    claimed: i32,
+    running: i32,
+    retry_pending: i32,
+    paused: i32,
+    success: i32,
+    failure: i32,
+    canceled: i32,
+}
+
 /// Newest first.
-pub async fn batches(store: &Store, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
-    let (after, offset) = match page {
-        Page::Offset(offset) => (None, offset),
-        Page::After(id) => (Some(id), 0),
-    };
-    let rows = sqlx::query!(
-        "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending,
-                c.claimed, c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled
-         from batch b join batch_count c on c.batch_id = b.id
-         where $1::uuid is null or b.id < $1
-         order by b.id desc limit $2 offset $3",
-        after,
-        limit,
-        offset,
-    )
-    .fetch_all(&store.pool)
-    .await?;
+pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
+    let mut query = QueryBuilder::<Postgres>::new(
+        "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending, c.claimed,
+                c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled
+         from batch b join batch_count c on c.batch_id = b.id where true",
+    );
+    if let Some(scope) = &filter.scope {
+        query.push(" and b.scope = ").push_bind(scope);
+    }
+    contains(&mut query, "b.metadata", filter.metadata.as_ref());
+    if let Page::After(id) = page {
+        query.push(" and b.id < ").push_bind(id);
+    }
+    query.push(" order by b.id desc limit ").push_bind(limit);
+    if let Page::Offset(offset) = page {
+        query.push(" offset ").push_bind(offset);
+    }
+    let rows: Vec<BatchRow> = query.build_query_as().fetch_all(&store.pool).await?;
     Ok(rows
         .into_iter()
         .map(|row| BatchSummary {
@@ -271,6 +293,13 @@ pub async fn batches(store: &Store, page: Page<Uuid>, limit: i64) -> Result<Vec<
             metadata: row.metadata.unwrap_or_else(|| json!({})),
         })
         .collect())
+}
+
+/// What has no metadata is stored without a value, and contains the empty object too.
+fn contains(query: &mut QueryBuilder<Postgres>, column: &str, metadata: Option<&Value>) {
+    if let Some(metadata) = metadata.filter(|m| m.as_object().is_some_and(|m| !m.is_empty())) {
+        query.push(format!(" and {column} @> ")).push_bind(metadata.clone());
+    }
 }
 
 pub async fn batch_exists(store: &Store, id: Uuid) -> Result<bool> {

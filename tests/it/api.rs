@@ -242,6 +242,21 @@ async fn lists_are_filtered_and_paged() {
     assert_eq!(seen.len(), 10);
     assert_eq!((seen[0].as_str(), seen[9].as_str()), ("n6", "one"));
     assert_eq!(f.api.get("/batches?page_size=1&page=1").await.body[0]["batch_id"], json!(batch));
+
+    let scoped = |scope: &str, number: u8| json!({"scope": scope, "metadata": {"n": number, "x": [1, 2]}, "tasks": [{"name": "s", "kind": "k"}]});
+    for (scope, number) in [("red", 1), ("red", 2), ("blue", 2)] {
+        assert_eq!(f.api.post("/task", &scoped(scope, number)).await.status, 201);
+    }
+    let found = async |query: &str| -> usize {
+        let answer = f.api.get(&format!("/batches?{query}")).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.body.as_array().unwrap().len()
+    };
+    assert_eq!((found("scope=red").await, found("scope=green").await), (2, 0));
+    assert_eq!(found("metadata=%7B%22n%22%3A2%7D").await, 2);
+    assert_eq!(found("scope=red&metadata=%7B%22n%22%3A2%2C%22x%22%3A%5B2%5D%7D").await, 1);
+    assert_eq!(found("metadata={}").await, 5);
+    assert_eq!(f.api.get("/batches?metadata=7").await.status, 400);
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ mod deliveries;
 mod faults;
 mod graph;
 mod history;
+mod idempotency;
 mod layers;
 mod lifecycle;
 mod manual;

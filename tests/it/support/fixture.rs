@@ -63,6 +63,7 @@ impl Fixture {
             service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
             limits: config.limits(),
             max_body_bytes: config.request.max_body_bytes,
+            idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
             metrics: telemetry::metrics(),
             changes: TaskTracker::new(),
             ending: CancellationToken::new(),
@@ -140,6 +141,10 @@ impl Fixture {
     }
 
     pub async fn clean_up(&self, days: u32) -> u64 {
-        Retention { store: self.store.clone(), days }.tick().await.unwrap().processed
+        Retention { store: self.store.clone(), days, idempotency_ttl: Duration::from_secs(86_400) }
+            .tick()
+            .await
+            .unwrap()
+            .processed
     }
 }

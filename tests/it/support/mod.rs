@@ -77,6 +77,14 @@ impl Client {
         self.call(Method::POST, path, Some(body)).await
     }
 
+    pub async fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+        let mut request = self.inner.post(format!("{}{path}", self.base)).body(body.to_string());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        read(request.send().await.unwrap()).await.unwrap()
+    }
+
     pub async fn patch(&self, path: &str, body: &Value) -> Answer {
         self.call(Method::PATCH, path, Some(body)).await
     }

@@ -1,0 +1,89 @@
+//! Repeated requests to create: the first one with a key does it, the others get the same answer.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::create::Created;
+use super::{Result, Store, Tx};
+
+/// What a request that may be repeated brings along.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    pub key: String,
+    /// Of the body, whatever the order of its fields.
+    pub body_hash: Vec<u8>,
+    /// For how long repetitions are recognized.
+    pub ttl: Duration,
+}
+
+/// What is known of a key.
+pub enum Seen {
+    /// Nothing: the request is the first, and its batch is to be recorded.
+    Never,
+    /// It was answered with this.
+    Before(Created),
+    /// It came with another body.
+    Otherwise,
+}
+
+/// Looks the key up and takes it. While another request with the same key is under way this waits for its end.
+pub async fn take(tx: &mut Tx, key: &Key, batch_id: Uuid) -> Result<Seen> {
+    let now = tx.store.clock().param();
+    let taken = sqlx::query_scalar!(
+        "insert into idempotency as i (key, body_hash, batch_id, task_ids, created_at)
+         values ($1, $2, $3, '{}', coalesce($4, now()))
+         on conflict (key) do update set body_hash = excluded.body_hash, batch_id = excluded.batch_id, task_ids = '{}',
+             created_at = excluded.created_at
+         where i.created_at < coalesce($4, now()) - make_interval(secs => $5)
+         returning key",
+        key.key,
+        key.body_hash,
+        batch_id,
+        now,
+        key.ttl.as_secs_f64(),
+    )
+    .fetch_optional(tx.conn())
+    .await?;
+    if taken.is_some() {
+        return Ok(Seen::Never);
+    }
+    let row = sqlx::query!("select body_hash, batch_id, task_ids, created_at from idempotency where key = $1", key.key)
+        .fetch_one(tx.conn())
+        .await?;
+    if row.body_hash != key.body_hash {
+        return Ok(Seen::Otherwise);
+    }
+    Ok(Seen::Before(Created { batch_id: row.batch_id, ids: row.task_ids, created_at: row.created_at }))
+}
+
+/// What came of the request, in its own transaction.
+pub async fn record(tx: &mut Tx, key: &Key, created: &Created) -> Result<()> {
+    sqlx::query!(
+        "update idempotency set task_ids = $2, created_at = $3 where key = $1",
+        key.key,
+        &created.ids,
+        created.created_at,
+    )
+    .execute(tx.conn())
+    .await?;
+    Ok(())
+}
+
+/// Forgets up to `limit` keys that are older than `ttl`; answers how many.
+pub async fn forget(store: &Store, ttl: Duration, limit: i64) -> Result<u64> {
+    let now: Option<DateTime<Utc>> = store.clock().param();
+    let forgotten = sqlx::query!(
+        "delete from idempotency where key in (
+             select key from idempotency where created_at < coalesce($1, now()) - make_interval(secs => $2)
+             order by created_at limit $3 for update skip locked
+         )",
+        now,
+        ttl.as_secs_f64(),
+        limit,
+    )
+    .execute(&store.pool)
+    .await?;
+    Ok(forgotten.rows_affected())
+}
