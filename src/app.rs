@@ -25,7 +25,7 @@ use crate::postgres::{Embedded, Settings};
 use crate::service::Service;
 use crate::store::Store;
 use crate::telemetry;
-use crate::webhook::Client;
+use crate::webhook::{self, Client};
 
 /// Time for requests and notifications under way after the tasks have been seen to.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
@@ -44,11 +44,11 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
         Command::Serve => Some(bind(&config).await?),
         Command::Migrate | Command::Openapi => None,
     };
-    let embedded = match given_url(&config) {
+    let embedded = match config.database_url() {
         Some(_) => None,
         None => Some(start_postgres(&config).await?),
     };
-    let url = given_url(&config).or(embedded.as_ref().map(Embedded::url)).unwrap_or_default();
+    let url = config.database_url().or(embedded.as_ref().map(Embedded::url)).unwrap_or_default();
     let for_requests = config.database.pool_max_size - connections_for_loops(&config);
     let store = Store::new(url, for_requests, Clock::Database, config.limits().retry)?;
     let work = async {
@@ -70,10 +70,6 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
         tracing::warn!(%error, "the private PostgreSQL did not stop in good order");
     }
     result
-}
-
-fn given_url(config: &Config) -> Option<&str> {
-    config.database.database_url.as_deref().filter(|url| !url.trim().is_empty())
 }
 
 async fn start_postgres(config: &Config) -> Result<Embedded, String> {
@@ -111,7 +107,13 @@ async fn serve(
     let address = listener.local_addr().map_err(|error| format!("BIND_ADDR={}: {error}", config.http.bind_addr))?;
     let local = reachable(address);
     let host_url = config.http.host_url.clone().unwrap_or_else(|| format!("http://{local}"));
-    let client = Client::new(host_url, Duration::from_millis(config.webhook.webhook_timeout_ms))?;
+    let client = Client::new(webhook::Settings {
+        host_url,
+        timeout: Duration::from_millis(config.webhook.webhook_timeout_ms),
+        per_host: config.webhook.webhook_concurrency_per_host,
+        guard: config.guard(),
+        signer: config.signer()?,
+    })?;
 
     let mut supervisor = Supervisor::default();
     let for_loops = store.with_own_pool(connections_for_loops(config));
@@ -226,6 +228,7 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
         interval: Duration::from_millis(config.loops.webhook_delivery_interval_ms),
         concurrency: webhook.webhook_concurrency,
         lease: Duration::from_millis(webhook.webhook_timeout_ms) + Duration::from_secs(30),
+        patience: Duration::from_secs(5),
         max_attempts: webhook.webhook_max_attempts,
         retry_base: Duration::from_millis(webhook.webhook_retry_base_ms),
         retry_max: Duration::from_millis(webhook.webhook_retry_max_ms),

@@ -13,6 +13,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::domain::new_task::Limits;
 use crate::domain::retry;
+use crate::secret::Secret;
+use crate::webhook::{Allow, Guard, SHORTEST, Signer};
 
 #[derive(Debug, Parser)]
 #[command(name = "reprise", version, about, long_about = None, max_term_width = 120)]
@@ -114,6 +116,9 @@ pub struct Webhook {
     /// Webhook calls at the same time, for starts and for notifications each
     #[arg(long, env = "WEBHOOK_CONCURRENCY", global = true, default_value = "256", value_parser = whole(1..=10_000usize), value_name = "N")]
     pub webhook_concurrency: usize,
+    /// Of these, calls at the same time to one host and port, starts and notifications together
+    #[arg(long, env = "WEBHOOK_CONCURRENCY_PER_HOST", global = true, default_value = "128", value_parser = whole(1..=10_000usize), value_name = "N")]
+    pub webhook_concurrency_per_host: usize,
     /// Milliseconds a webhook has to answer
     #[arg(long, env = "WEBHOOK_TIMEOUT_MS", global = true, default_value = "10000", value_parser = whole(10..=600_000u64), value_name = "MS")]
     pub webhook_timeout_ms: u64,
@@ -126,6 +131,15 @@ pub struct Webhook {
     /// Longest such delay in milliseconds
     #[arg(long, env = "WEBHOOK_RETRY_MAX_MS", global = true, default_value = "300000", value_parser = whole(1..=86_400_000u64), value_name = "MS")]
     pub webhook_retry_max_ms: u64,
+    /// Where webhooks may go beside public addresses: host names, .suffixes, addresses, CIDRs, separated by commas
+    #[arg(long, env = "WEBHOOK_ALLOW", global = true, default_value = "", value_parser = Allow::from_str, value_name = "LIST")]
+    pub webhook_allow: Allow,
+    /// Secrets that sign every webhook, `whsec_<base64>`, separated by commas
+    #[arg(long, env = "WEBHOOK_SIGNING_SECRETS", global = true, hide_env_values = true, value_name = "SECRETS")]
+    pub webhook_signing_secrets: Option<Secret>,
+    /// A file that holds them instead
+    #[arg(long, env = "WEBHOOK_SIGNING_SECRETS_FILE", global = true, value_name = "FILE")]
+    pub webhook_signing_secrets_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -225,7 +239,30 @@ impl Config {
                 webhook.webhook_retry_base_ms, webhook.webhook_retry_max_ms
             ));
         }
+        self.signer()?;
         Ok(())
+    }
+
+    /// Without a database of somebody else's and out of the network's reach.
+    pub fn is_local(&self) -> bool {
+        self.database_url().is_none() && self.http.bind_addr.is_loopback()
+    }
+
+    pub fn database_url(&self) -> Option<&str> {
+        self.database.database_url.as_deref().filter(|url| !url.trim().is_empty())
+    }
+
+    pub fn guard(&self) -> Guard {
+        Guard::new(self.webhook.webhook_allow.clone(), self.is_local())
+    }
+
+    pub fn signer(&self) -> Result<Signer, String> {
+        const NAME: &str = "WEBHOOK_SIGNING_SECRETS";
+        let webhook = &self.webhook;
+        let file = webhook.webhook_signing_secrets_file.as_ref();
+        let text = Secret::read(NAME, webhook.webhook_signing_secrets.as_ref(), file)?;
+        // The value is a secret: only the name is told.
+        Signer::parse(&text.unwrap_or_default()).map_err(|problem| format!("{NAME}: {problem}"))
     }
 
     /// Settings that work but are probably not meant, one line each.
@@ -249,6 +286,9 @@ impl Config {
                  after a crash a task may be started again while its first call is still being answered",
                 self.webhook.webhook_timeout_ms, self.loops.worker_claim_timeout_secs
             ));
+        }
+        if self.signer().is_ok_and(|signer| signer.shortest().is_some_and(|bytes| bytes < SHORTEST)) {
+            warnings.push(format!("WEBHOOK_SIGNING_SECRETS: a secret has less than {SHORTEST} bytes"));
         }
         warnings
     }
@@ -356,6 +396,21 @@ mod tests {
             (["--bind-addr", "localhost"], "BIND_ADDR=localhost: must be an IP address"),
             (["--log-format", "xml"], "LOG_FORMAT=xml: must be text or json"),
             (
+                ["--webhook-allow", "worker,10.0.0.0/33"],
+                "WEBHOOK_ALLOW=worker,10.0.0.0/33: must be host names, .suffixes, addresses and CIDRs, separated by \
+                 commas, such as worker,.internal.example,10.1.2.3,fd00::/8; `10.0.0.0/33` is none of these",
+            ),
+            (
+                ["--webhook-signing-secrets", "hunter22"],
+                "WEBHOOK_SIGNING_SECRETS: must be secrets of the form whsec_<base64>, separated by commas; number 1 is \
+                 not",
+            ),
+            (
+                ["--webhook-signing-secrets-file", "/nowhere/at/all"],
+                "WEBHOOK_SIGNING_SECRETS_FILE=/nowhere/at/all: must be a readable file: No such file or directory (os \
+                 error 2)",
+            ),
+            (
                 ["--webhook-retry-base-ms", "400000"],
                 "WEBHOOK_RETRY_BASE_MS=400000: must not exceed WEBHOOK_RETRY_MAX_MS (300000)",
             ),
@@ -363,6 +418,35 @@ mod tests {
         for (args, line) in cases {
             assert_eq!(parse_args(&args).unwrap_err(), line);
         }
+    }
+
+    #[test]
+    fn only_the_zero_setup_mode_is_local() {
+        assert!(parse_args(&[]).unwrap().config.is_local());
+        assert!(!parse_args(&["--database-url", "postgres://x/y"]).unwrap().config.is_local());
+        assert!(!parse_args(&["--bind-addr", "0.0.0.0"]).unwrap().config.is_local());
+    }
+
+    #[test]
+    fn secrets_come_from_a_file_or_a_variable_but_not_from_both() {
+        let file = std::env::temp_dir().join(format!("reprise-secrets-{}", std::process::id()));
+        let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+        let path = file.to_str().unwrap();
+        let from_file = ["--webhook-signing-secrets-file", path];
+        std::fs::write(&file, format!("\n{secret}\n")).unwrap();
+        let config = parse_args(&from_file).unwrap().config;
+        assert_eq!(config.signer().unwrap().shortest(), Some(24));
+        let both = [from_file[0], path, "--webhook-signing-secrets", secret];
+        let said = parse_args(&both).unwrap_err();
+        assert_eq!(
+            said,
+            format!("WEBHOOK_SIGNING_SECRETS_FILE={path}: must not be set together with WEBHOOK_SIGNING_SECRETS")
+        );
+        std::fs::write(&file, "\n").unwrap();
+        assert!(parse_args(&from_file).unwrap_err().ends_with("must not be empty"));
+        std::fs::remove_file(&file).unwrap();
+        let config = parse_args(&both[2..]).unwrap().config;
+        assert!(!format!("{config:?}").contains("MfKQ"), "not in a log either");
     }
 
     #[test]

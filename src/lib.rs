@@ -4,6 +4,8 @@
 
 /// Settings from the environment and the command line.
 pub mod config;
+/// Settings that are shown to nobody.
+pub mod secret;
 /// Logs and metrics.
 pub mod telemetry;
 

@@ -1,10 +1,14 @@
 //! The calls of `on_start`: in the order of the queue, as many at once as may be, and never for a task that is no
-//! longer ours. While a claimed task waits for a free call its lease is renewed.
+//! longer ours. A task whose receiver is at its limit stands aside and lets the others pass. While a claimed task waits
+//! its lease is renewed.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -16,7 +20,8 @@ use crate::domain::new_task::read_answered_action;
 use crate::domain::webhook::{Action, idempotency_key};
 use crate::store::transitions::{self, Claimed};
 use crate::store::{self, Actor, Store, lease, retrying};
-use crate::webhook::{Call, Client};
+use crate::wake::Hints;
+use crate::webhook::{Call, Client, Place};
 
 /// Calls begun together at most.
 const AT_ONCE: usize = 200;
@@ -28,6 +33,8 @@ pub(super) struct Queued {
     pub claimed: Claimed,
     pub action: Action,
     pub since: Instant,
+    /// Among the calls to its receiver, once it has one.
+    pub place: Option<Place>,
 }
 
 /// Claimed tasks in the order in which they are to be called.
@@ -38,6 +45,8 @@ pub(super) struct Queue(Arc<QueueInner>);
 struct QueueInner {
     waiting: Mutex<VecDeque<Queued>>,
     added: Notify,
+    /// How many stand aside until their receiver has a place for them.
+    aside: AtomicUsize,
 }
 
 impl Queue {
@@ -58,6 +67,20 @@ impl Queue {
         let mut waiting = self.waiting();
         let count = count.min(waiting.len());
         waiting.drain(..count).collect()
+    }
+
+    pub fn aside(&self) -> usize {
+        self.0.aside.load(Ordering::Acquire)
+    }
+
+    fn step_aside(&self) {
+        self.0.aside.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// It has been its turn before: it is the next one.
+    fn come_back(&self, queued: Queued) {
+        self.0.aside.fetch_sub(1, Ordering::AcqRel);
+        self.waiting().push_front(queued);
     }
 
     async fn not_empty(&self) {
@@ -92,8 +115,13 @@ impl Caller {
     }
 
     async fn call_for_ever(&self) {
+        // A free place among all calls is not kept for one that cannot be made yet.
+        let mut aside = FuturesUnordered::new();
         loop {
-            self.queue.not_empty().await;
+            tokio::select! {
+                () = self.queue.not_empty() => {}
+                Some(queued) = aside.next() => self.queue.come_back(queued),
+            }
             let Ok(first) = Arc::clone(&self.calls).acquire_owned().await else { return };
             let mut permits = vec![first];
             while permits.len() < self.queue.len().min(AT_ONCE)
@@ -101,7 +129,18 @@ impl Caller {
             {
                 permits.push(permit);
             }
-            let batch = self.queue.take(permits.len());
+            let mut batch = Vec::with_capacity(permits.len());
+            for mut queued in self.queue.take(permits.len()) {
+                queued.place = queued.place.or_else(|| self.client.try_place(&queued.action));
+                if queued.place.is_some() {
+                    batch.push(queued);
+                } else {
+                    self.queue.step_aside();
+                    aside.push(self.placed(queued));
+                    // There is room for others now.
+                    self.store.wake().here(Hints::START);
+                }
+            }
             self.drop_lost(&batch).await;
             for (queued, permit) in batch.into_iter().zip(permits) {
                 if self.held.about_to_call(queued.claimed.id, queued.claimed.run) {
@@ -109,6 +148,11 @@ impl Caller {
                 }
             }
         }
+    }
+
+    async fn placed(&self, mut queued: Queued) -> Queued {
+        queued.place = Some(self.client.place(&queued.action).await);
+        queued
     }
 
     /// Asks the database about those that have waited: what was canceled, or lost to another instance, is not called.
@@ -134,18 +178,22 @@ impl Caller {
 
     fn call(&self, queued: Queued, permit: OwnedSemaphorePermit) {
         let (client, results) = (self.client.clone(), self.results.clone());
-        let Queued { claimed, action, .. } = queued;
+        let Queued { claimed, action, place, .. } = queued;
+        let Some(place) = place else { return };
         self.tracker.spawn(async move {
             let result = client
-                .call(Call {
-                    action: &action,
-                    body: action.params.body.clone(),
-                    trigger: "start",
-                    idempotency_key: idempotency_key(claimed.id, "start", "success", claimed.run),
-                    task: Some((claimed.id, claimed.run)),
-                    attempt: Some(i64::from(claimed.attempt)),
-                    trace: claimed.id,
-                })
+                .call(
+                    Call {
+                        action: &action,
+                        body: action.params.body.clone(),
+                        trigger: "start",
+                        idempotency_key: idempotency_key(claimed.id, "start", "success", claimed.run),
+                        task: Some((claimed.id, claimed.run)),
+                        attempt: Some(i64::from(claimed.attempt)),
+                        trace: claimed.id,
+                    },
+                    place,
+                )
                 .await;
             drop(permit);
             if let Err(error) = &result {

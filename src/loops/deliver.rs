@@ -1,21 +1,24 @@
-//! Sends the notifications of the outbox: lease, send many at once with no connection held, mark in batches.
+//! Sends the notifications of the outbox: lease, send many at once with no connection held, mark in batches. One that
+//! waits for its receiver lets the others pass, and is put back before its lease could end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::runner::{Loop, Tick};
 use crate::domain::webhook::{batch_idempotency_key, idempotency_key, notification_body};
-use crate::store::outbox::{self, Leased, Sent};
+use crate::store::outbox::{self, Leased, Postponed, Sent};
 use crate::store::{self, Store};
 use crate::wake::Hints;
-use crate::webhook::{Call, Client};
+use crate::webhook::{Call, Client, Place};
 
 const LEASE_LIMIT: usize = 200;
 const MARK_LIMIT: usize = 200;
+/// Of those that wait for their receiver, how many times the calls at once are held beside what can be sent.
+const WAITING: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -23,6 +26,8 @@ pub struct Settings {
     pub concurrency: usize,
     /// How long sending one may take, with everything around it.
     pub lease: Duration,
+    /// How long one may wait for a place among the calls to its receiver, well within its lease.
+    pub patience: Duration,
     pub max_attempts: i32,
     pub retry_base: Duration,
     pub retry_max: Duration,
@@ -33,8 +38,16 @@ pub struct Deliver {
     client: Client,
     settings: Settings,
     in_flight: Arc<AtomicUsize>,
+    /// Of those in flight, the ones whose receiver had no place left.
+    waiting: Arc<AtomicUsize>,
+    calls: Arc<Semaphore>,
     tracker: TaskTracker,
-    results: mpsc::UnboundedSender<Sent>,
+    results: mpsc::UnboundedSender<Outcome>,
+}
+
+enum Outcome {
+    Sent(Sent),
+    NotSent(Postponed),
 }
 
 impl Deliver {
@@ -42,7 +55,9 @@ impl Deliver {
         let (results, incoming) = mpsc::unbounded_channel();
         let in_flight = Arc::new(AtomicUsize::new(0));
         let marks = Marks { store: store.clone(), in_flight: Arc::clone(&in_flight), incoming };
-        (Deliver { store, client, settings, in_flight, tracker: TaskTracker::new(), results }, marks)
+        let (waiting, calls) = (Arc::default(), Arc::new(Semaphore::new(settings.concurrency)));
+        let tracker = TaskTracker::new();
+        (Deliver { store, client, settings, in_flight, waiting, calls, tracker, results }, marks)
     }
 
     /// The sends under way, to wait for at the end.
@@ -58,10 +73,36 @@ impl Deliver {
     fn send(&self, delivery: Leased) {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         let (client, results, settings) = (self.client.clone(), self.results.clone(), self.settings);
+        let (calls, waiting) = (Arc::clone(&self.calls), Arc::clone(&self.waiting));
+        let place = client.try_place(&delivery.action);
+        let waits = place.is_none();
+        if waits {
+            waiting.fetch_add(1, Ordering::AcqRel);
+        }
         self.tracker.spawn(async move {
-            let sent = send(&client, &delivery, &settings).await;
-            let _ = results.send(sent);
+            let turn = tokio::time::timeout(settings.patience, async {
+                let place = match place {
+                    Some(place) => place,
+                    None => client.place(&delivery.action).await,
+                };
+                (place, calls.acquire().await)
+            })
+            .await;
+            if waits {
+                waiting.fetch_sub(1, Ordering::AcqRel);
+            }
+            let outcome = match turn {
+                Ok((place, _permit)) => Outcome::Sent(send(&client, &delivery, &settings, place).await),
+                Err(_) => Outcome::NotSent(postponed(&delivery, settings.patience)),
+            };
+            let _ = results.send(outcome);
         });
+    }
+
+    fn room(&self) -> usize {
+        let concurrency = self.settings.concurrency;
+        let waiting = self.waiting.load(Ordering::Acquire).min(concurrency * WAITING);
+        (concurrency + waiting).saturating_sub(self.in_flight())
     }
 }
 
@@ -77,7 +118,7 @@ impl Loop for Deliver {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        let room = self.settings.concurrency.saturating_sub(self.in_flight());
+        let room = self.room();
         if room == 0 {
             return Ok(Tick::default());
         }
@@ -92,21 +133,31 @@ impl Loop for Deliver {
     }
 }
 
-async fn send(client: &Client, delivery: &Leased, settings: &Settings) -> Sent {
+/// Not an attempt: it was not its receiver that failed. Later by more than the wait, so that whatever is behind it gets
+/// its turn.
+fn postponed(delivery: &Leased, patience: Duration) -> Postponed {
+    let again_in = patience.mul_f64(rand::random_range(2.0..6.0));
+    Postponed { id: delivery.id, attempts: delivery.attempts, again_in }
+}
+
+async fn send(client: &Client, delivery: &Leased, settings: &Settings, place: Place) -> Sent {
     let idempotency_key = match delivery.task_id {
         Some(task) => idempotency_key(task, &delivery.trigger, &delivery.condition, delivery.run),
         None => batch_idempotency_key(delivery.batch_id, delivery.run),
     };
     let answer = client
-        .call(Call {
-            action: &delivery.action,
-            body: Some(notification_body(delivery.action.params.body.clone(), delivery.state.clone())),
-            trigger: &delivery.trigger,
-            idempotency_key,
-            task: delivery.task_id.map(|id| (id, delivery.run)),
-            attempt: delivery.state["attempt"].as_i64(),
-            trace: delivery.task_id.unwrap_or(delivery.batch_id),
-        })
+        .call(
+            Call {
+                action: &delivery.action,
+                body: Some(notification_body(delivery.action.params.body.clone(), delivery.state.clone())),
+                trigger: &delivery.trigger,
+                idempotency_key,
+                task: delivery.task_id.map(|id| (id, delivery.run)),
+                attempt: delivery.state["attempt"].as_i64(),
+                trace: delivery.task_id.unwrap_or(delivery.batch_id),
+            },
+            place,
+        )
         .await;
     let (status, error) = match answer {
         Ok(answer) => (Some(answer.status), None),
@@ -133,7 +184,7 @@ fn backoff(attempts: i32, settings: &Settings) -> Duration {
 pub struct Marks {
     store: Store,
     in_flight: Arc<AtomicUsize>,
-    incoming: mpsc::UnboundedReceiver<Sent>,
+    incoming: mpsc::UnboundedReceiver<Outcome>,
 }
 
 impl Marks {
@@ -143,13 +194,27 @@ impl Marks {
 
     /// Waits for results and writes what has come; false when no more can come.
     pub async fn write_some(&mut self) -> bool {
-        let mut sent = Vec::with_capacity(MARK_LIMIT);
-        let count = self.incoming.recv_many(&mut sent, MARK_LIMIT).await;
+        let mut outcomes = Vec::with_capacity(MARK_LIMIT);
+        let count = self.incoming.recv_many(&mut outcomes, MARK_LIMIT).await;
         if count == 0 {
             return false;
         }
+        let (mut sent, mut not_sent) = (Vec::new(), Vec::new());
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Sent(one) => sent.push(one),
+                Outcome::NotSent(one) => not_sent.push(one),
+            }
+        }
+        if !not_sent.is_empty()
+            && let Err(error) = outbox::postpone(&self.store, &not_sent).await
+        {
+            tracing::warn!(%error, count = not_sent.len(), "notifications not put back: their leases will end");
+        }
         let mut wait = Duration::from_millis(50);
-        while let Err(error) = outbox::mark(&self.store, &sent).await {
+        while !sent.is_empty()
+            && let Err(error) = outbox::mark(&self.store, &sent).await
+        {
             if !error.is_unavailable() {
                 tracing::error!(%error, results = count, "results of notifications are lost: they will be sent again");
                 break;
@@ -174,6 +239,7 @@ mod tests {
             interval: Duration::from_secs(1),
             concurrency: 1,
             lease: Duration::from_secs(1),
+            patience: Duration::from_secs(1),
             max_attempts: 12,
             retry_base: Duration::from_secs(1),
             retry_max: Duration::from_secs(300),

@@ -22,6 +22,9 @@ use crate::webhook::{CallError, Client};
 
 /// Tasks claimed by one statement at most; past a few hundred a larger batch gains nothing.
 const CLAIM_LIMIT: usize = 200;
+/// Of those that stand aside for their receiver, how many times the calls at once are held beside what can be called.
+/// A bound, because what is claimed here nobody else can start.
+const ASIDE: usize = 8;
 /// Answers written by one transaction at most.
 const APPLY_LIMIT: usize = 200;
 
@@ -95,7 +98,8 @@ impl Loop for Start {
 
     async fn tick(&self) -> store::Result<Tick> {
         // As many again as can be called at once: the next ones are there when a call ends.
-        let room = (self.settings.concurrency * 2).saturating_sub(self.held.len());
+        let concurrency = self.settings.concurrency;
+        let room = (concurrency * 2 + self.queue.aside().min(concurrency * ASIDE)).saturating_sub(self.held.len());
         if room == 0 {
             return Ok(Tick::default());
         }
@@ -112,7 +116,7 @@ impl Loop for Start {
             for claimed in claimed {
                 if let Some(action) = actions.remove(&claimed.id) {
                     self.held.take(claimed.id, claimed.run);
-                    self.queue.push(Queued { claimed, action, since: Instant::now() });
+                    self.queue.push(Queued { claimed, action, since: Instant::now(), place: None });
                 }
             }
         }

@@ -276,6 +276,32 @@ pub async fn mark(store: &Store, results: &[Sent]) -> Result<()> {
     Ok(())
 }
 
+/// One that was leased and not sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Postponed {
+    pub id: i64,
+    /// As leased.
+    pub attempts: i32,
+    pub again_in: Duration,
+}
+
+/// Puts back what was not sent, as if it had not been leased.
+pub async fn postpone(store: &Store, postponed: &[Postponed]) -> Result<()> {
+    sqlx::query!(
+        "update outbox o set attempts = o.attempts - 1, updated_at = coalesce($4, now()),
+             next_attempt_at = coalesce($4, now()) + make_interval(secs => u.again)
+         from unnest($1::bigint[], $2::int[], $3::double precision[]) u(id, attempts, again)
+         where o.id = u.id and o.status = 'pending' and o.attempts = u.attempts",
+        &postponed.iter().map(|p| p.id).collect::<Vec<_>>(),
+        &postponed.iter().map(|p| p.attempts).collect::<Vec<_>>(),
+        &postponed.iter().map(|p| p.again_in.as_secs_f64()).collect::<Vec<_>>(),
+        store.clock().param(),
+    )
+    .execute(&store.pool)
+    .await?;
+    Ok(())
+}
+
 /// Brings a notification back to life, with all its attempts before it. `None`: there is none with this id;
 /// `Some(false)`: it is still being tried anyway.
 pub async fn redeliver(store: &Store, id: i64) -> Result<Option<bool>> {

@@ -1,7 +1,8 @@
-//! The one HTTP client for outgoing calls: no redirects, no proxies, a time limit, and answers cut off at a size.
+//! The one HTTP client for outgoing calls: guarded addresses, no redirects, no proxies, a time limit, and answers cut
+//! off at a size. It must never connect to what the guard has not seen.
 
 use std::error::Error as _;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
@@ -9,6 +10,9 @@ use reqwest::{Method, Url};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::guard::{Guard, Refused};
+use super::places::{Place, Places};
+use super::sign::Signer;
 use crate::domain::failure::{FailureType, RetryAfter};
 use crate::domain::webhook::{Action, Verb};
 
@@ -19,6 +23,20 @@ const ANSWER_LIMIT: usize = 64 * 1024;
 pub struct Client {
     inner: reqwest::Client,
     host_url: String,
+    guard: Guard,
+    places: Places,
+    signer: Signer,
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How workers reach this service.
+    pub host_url: String,
+    pub timeout: Duration,
+    /// Calls at the same time to one host and port.
+    pub per_host: usize,
+    pub guard: Guard,
+    pub signer: Signer,
 }
 
 /// One call to make.
@@ -53,24 +71,38 @@ pub struct CallError {
 }
 
 impl Client {
-    pub fn new(host_url: String, timeout: Duration) -> Result<Client, String> {
+    pub fn new(settings: Settings) -> Result<Client, String> {
+        let Settings { host_url, timeout, per_host, guard, signer } = settings;
         // A second installation in the same process finds the first one, which is the same.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let inner = reqwest::Client::builder()
             .timeout(timeout)
             .redirect(Policy::none())
             .no_proxy()
+            .dns_resolver(guard.clone())
             .user_agent(concat!("reprise/", env!("CARGO_PKG_VERSION")))
             .tcp_nodelay(true)
             .build()
             .map_err(|error| format!("the webhook client cannot be set up: {}", chain(&error)))?;
-        Ok(Client { inner, host_url })
+        Ok(Client { inner, host_url, guard, places: Places::new(per_host), signer })
     }
 
-    pub async fn call(&self, call: Call<'_>) -> Result<Answer, CallError> {
+    /// A place for a call to this action's host, if one is free.
+    pub fn try_place(&self, action: &Action) -> Option<Place> {
+        self.places.try_take(&destination(action))
+    }
+
+    /// Waits for a place for a call to this action's host.
+    pub async fn place(&self, action: &Action) -> Place {
+        self.places.take(&destination(action)).await
+    }
+
+    /// The time limit starts here: waiting for the place is not the receiver's doing.
+    pub async fn call(&self, call: Call<'_>, place: Place) -> Result<Answer, CallError> {
         let started = Instant::now();
         let trigger = call.trigger.to_owned();
         let result = self.send(call).await;
+        drop(place);
         let outcome = match &result {
             Ok(_) => "success",
             Err(error) => error.failure_type.as_str(),
@@ -88,10 +120,17 @@ impl Client {
             let handle = format!("{}/task/{id}?run={run}", self.host_url);
             url.query_pairs_mut().append_pair("handle", &handle);
         }
-        let mut request = self.inner.request(method(params.verb), url).headers(headers(&call)?);
-        if let Some(body) = &call.body {
-            request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
+        self.guard.check(&url).map_err(|refused| refusal(&refused))?;
+        let body = call.body.as_ref().map(Value::to_string);
+        let mut headers = headers(&call)?;
+        self.sign(&mut headers, &call.idempotency_key, body.as_deref().unwrap_or_default())?;
+        let mut request = self.inner.request(method(params.verb), url);
+        if let Some(body) = body {
+            // One of them: two would be read in two ways.
+            headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+            request = request.body(body);
         }
+        let request = request.headers(headers);
         let mut response = request.send().await.map_err(|error| transport(&error))?;
         let status = response.status().as_u16();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| wait(value.to_str().ok()?));
@@ -115,6 +154,22 @@ impl Client {
             retry_after: retry_after.filter(|_| matches!(status, 429 | 503)),
         })
     }
+
+    fn sign(&self, headers: &mut HeaderMap, id: &str, body: &str) -> Result<(), CallError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let Some(signature) = self.signer.sign(id, now, body.as_bytes()) else { return Ok(()) };
+        headers.insert("webhook-id", HeaderValue::from_str(id).map_err(|error| invalid(&error))?);
+        headers.insert("webhook-timestamp", HeaderValue::from(now));
+        headers.insert("webhook-signature", HeaderValue::from_str(&signature).map_err(|error| invalid(&error))?);
+        Ok(())
+    }
+}
+
+/// Host and port, in one spelling. What is no URL will not be called anyway.
+fn destination(action: &Action) -> String {
+    let Ok(url) = Url::parse(&action.params.url) else { return String::new() };
+    let host = url.host_str().unwrap_or_default();
+    format!("{}:{}", host.strip_suffix('.').unwrap_or(host), url.port_or_known_default().unwrap_or(0))
 }
 
 fn headers(call: &Call<'_>) -> Result<HeaderMap, CallError> {
@@ -168,7 +223,24 @@ fn invalid(error: &dyn std::error::Error) -> CallError {
     }
 }
 
+/// Final: the same address will be refused again.
+fn refusal(refused: &Refused) -> CallError {
+    CallError {
+        failure_type: FailureType::ValidationError,
+        status: None,
+        message: refused.to_string(),
+        retry_after: None,
+    }
+}
+
 fn transport(error: &reqwest::Error) -> CallError {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(refused) = error.downcast_ref::<Refused>() {
+            return refusal(refused);
+        }
+        cause = error.source();
+    }
     let failure_type = if error.is_timeout() { FailureType::Timeout } else { FailureType::NetworkError };
     let message = if error.is_timeout() { "no answer in time".to_owned() } else { chain(error) };
     CallError { failure_type, status: None, message, retry_after: None }

@@ -1,5 +1,12 @@
 //! Calls to other people's servers. Nobody may hold a database connection while one is under way.
 
+mod address;
 mod client;
+mod guard;
+mod places;
+mod sign;
 
-pub use client::{Answer, Call, CallError, Client};
+pub use client::{Answer, Call, CallError, Client, Settings};
+pub use guard::{Allow, Guard};
+pub use places::Place;
+pub use sign::{SHORTEST, Signer};

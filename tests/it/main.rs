@@ -5,6 +5,7 @@ mod concurrency;
 mod deliveries;
 mod faults;
 mod graph;
+mod guard;
 mod history;
 mod idempotency;
 mod layers;

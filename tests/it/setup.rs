@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::database::admin;
 use crate::support::instance::{Instance, command};
-use crate::support::{Database, eventually};
+use crate::support::{Database, Receiver, eventually};
 
 struct Dir(PathBuf);
 
@@ -73,6 +73,20 @@ async fn a_postgres_of_its_own_survives_every_end() {
     assert_eq!(fourth.api.status(&ids[0]).await, "Success", "after kill -9 of both");
     assert_eq!(fourth.api.status(&ids[1]).await, "Running");
     assert!(fourth.terminate().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_on_this_machine_need_no_setting() {
+    let dir = Dir::new("local");
+    let receiver = Receiver::start().await;
+    let instance = Instance::spawn(command(&dir.settings()));
+    let elsewhere = json!({"kind": "Webhook", "params": {"url": "http://10.0.0.1/", "verb": "Post"}});
+    let tasks = json!([{"name": "a", "kind": "k", "on_start": receiver.action("/start")},
+                       {"name": "b", "kind": "k", "on_start": elsewhere}]);
+    let ids = instance.api.create(&tasks).await;
+    instance.api.wait_for(&ids[0], "Running").await;
+    let refused = instance.api.wait_for(&ids[1], "Failure").await;
+    assert_eq!(refused["failure_reason"], "on_start: 10.0.0.1 is not an allowed address (WEBHOOK_ALLOW)");
 }
 
 fn kill_postgres(dir: &Dir) {

@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Client, Database};
+use super::{Client, Database, LOOPBACK};
 
 pub struct Fixture {
     pub db: Database,
@@ -40,9 +40,15 @@ pub fn dawn() -> DateTime<Utc> {
     DateTime::parse_from_rfc3339("2026-01-01T00:00:00Z").unwrap().with_timezone(&Utc)
 }
 
+/// Like a service with a database of its own: nothing but public addresses may be called, unless allowed, and the
+/// receivers of the tests are here.
 pub fn config(args: &[&str]) -> Config {
-    let args = ["reprise", "--port", "0"].iter().chain(args);
-    Cli::try_parse_from(args).unwrap().config
+    let mut all = vec!["reprise", "--port", "0", "--database-url", "postgres://the-tests-own"];
+    if !args.contains(&"--webhook-allow") {
+        all.extend(["--webhook-allow", LOOPBACK]);
+    }
+    all.extend(args);
+    Cli::try_parse_from(all).unwrap().config
 }
 
 impl Fixture {
@@ -70,7 +76,14 @@ impl Fixture {
         };
         tokio::spawn(axum::serve(listener, router(api)).into_future());
         let timeout = Duration::from_millis(config.webhook.webhook_timeout_ms);
-        let client = webhook::Client::new(base.clone(), timeout).unwrap();
+        let client = webhook::Client::new(webhook::Settings {
+            host_url: base.clone(),
+            timeout,
+            per_host: config.webhook.webhook_concurrency_per_host,
+            guard: config.guard(),
+            signer: config.signer().unwrap(),
+        })
+        .unwrap();
         let interval = Duration::from_secs(1);
         let concurrency = config.webhook.webhook_concurrency;
         let settings = start::Settings { interval, lease: config.lease(), concurrency };
@@ -81,6 +94,7 @@ impl Fixture {
             interval,
             concurrency,
             lease: timeout + Duration::from_secs(30),
+            patience: Duration::from_millis(200),
             max_attempts: config.webhook.webhook_max_attempts,
             retry_base: Duration::from_millis(config.webhook.webhook_retry_base_ms),
             retry_max: Duration::from_millis(config.webhook.webhook_retry_max_ms),

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
-use super::Client;
+use super::{Client, LOOPBACK};
 
 pub struct Instance {
     child: Child,
@@ -28,6 +28,7 @@ pub fn command(settings: &[(&str, &str)]) -> Command {
 impl Instance {
     pub fn start(url: &str, settings: &[(&str, &str)]) -> Instance {
         let mut all = vec![("DATABASE_URL", url), ("PORT", "0"), ("RUST_LOG", "warn"), ("POOL_MAX_SIZE", "10")];
+        all.push(("WEBHOOK_ALLOW", LOOPBACK));
         all.extend(settings);
         Instance::spawn(command(&all))
     }

@@ -16,6 +16,9 @@ pub use fixture::Fixture;
 pub use instance::Instance;
 pub use receiver::{Receiver, Reply};
 
+/// For `WEBHOOK_ALLOW`: where the receivers are.
+pub const LOOPBACK: &str = "127.0.0.0/8,::1";
+
 /// Far more than anything takes, even on a busy machine: it only ends a test that would hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 

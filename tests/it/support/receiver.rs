@@ -18,6 +18,8 @@ pub struct Received {
     pub path: String,
     pub headers: axum::http::HeaderMap,
     pub body: Value,
+    /// The body as it came.
+    pub raw: Vec<u8>,
     /// The query parameter `handle`.
     pub handle: Option<String>,
 }
@@ -130,6 +132,7 @@ async fn handle(State(inner): State<Arc<Inner>>, request: Request) -> Response {
         path: parts.uri.path().to_owned(),
         headers: parts.headers,
         body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+        raw: bytes.to_vec(),
         handle: handle.map(|(_, value)| value.into_owned()),
     };
     inner.received.lock().unwrap().push(received.clone());

@@ -1,0 +1,156 @@
+//! Decides which servers outgoing calls may reach: public addresses, and what the settings allow. It judges the address
+//! that is going to be connected to, whatever the URL calls it, and must never let a call through on its name alone
+//! unless that name is allowed.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use url::{Host, Url};
+
+use super::address::{Network, is_public};
+
+/// What `WEBHOOK_ALLOW` lists beside the public internet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allow {
+    names: Vec<String>,
+    /// With their leading dot.
+    suffixes: Vec<String>,
+    networks: Vec<Network>,
+}
+
+impl FromStr for Allow {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Allow, String> {
+        let mut allow = Allow::default();
+        for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+            allow.add(entry).ok_or_else(|| {
+                format!(
+                    "must be host names, .suffixes, addresses and CIDRs, separated by commas, \
+                     such as worker,.internal.example,10.1.2.3,fd00::/8; `{entry}` is none of these"
+                )
+            })?;
+        }
+        Ok(allow)
+    }
+}
+
+impl Allow {
+    fn add(&mut self, entry: &str) -> Option<()> {
+        if let Some(suffix) = entry.strip_prefix('.') {
+            self.suffixes.push(format!(".{}", name(suffix)?));
+            return Some(());
+        }
+        let address = entry.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(entry);
+        match Network::parse(address) {
+            Some(network) => self.networks.push(network),
+            None => self.names.push(name(entry)?),
+        }
+        Some(())
+    }
+
+    fn has_name(&self, name: &str) -> bool {
+        let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+        self.names.contains(&name) || self.suffixes.iter().any(|suffix| name.ends_with(suffix.as_str()))
+    }
+
+    fn has_address(&self, address: IpAddr) -> bool {
+        self.networks.iter().any(|network| network.contains(address))
+    }
+}
+
+/// A host name as URLs hold it after parsing: lower case, in ASCII. Something that a URL would read as an address is
+/// none.
+fn name(text: &str) -> Option<String> {
+    let Ok(Host::Domain(name)) = Host::parse(text) else { return None };
+    let name = name.strip_suffix('.').unwrap_or(&name);
+    let label =
+        |label: &str| !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
+    name.split('.').all(label).then(|| name.to_owned())
+}
+
+/// Cheap to clone: the resolver and the client share it.
+#[derive(Clone, Debug)]
+pub struct Guard(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    allow: Allow,
+    loopback: bool,
+}
+
+/// Why a call was not made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    Address(IpAddr),
+    /// What it resolved to is not told to whoever made the task: names inside a network are nobody's business.
+    Name(String),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::Address(address) => write!(f, "{address} is not an allowed address (WEBHOOK_ALLOW)"),
+            Refused::Name(name) => write!(f, "{name} has no allowed address (WEBHOOK_ALLOW)"),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl Guard {
+    /// `loopback` is for a service that nobody but this machine can reach: there it protects nothing.
+    pub fn new(allow: Allow, loopback: bool) -> Guard {
+        Guard(Arc::new(Inner { allow, loopback }))
+    }
+
+    pub fn permits(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        is_public(address) || self.0.loopback && address.is_loopback() || self.0.allow.has_address(address)
+    }
+
+    /// Addresses that stand in the URL itself are connected to without asking the resolver. The parsed URL holds them
+    /// in one form, however they were written.
+    pub fn check(&self, url: &Url) -> Result<(), Refused> {
+        let address = match url.host() {
+            Some(Host::Ipv4(address)) => IpAddr::V4(address),
+            Some(Host::Ipv6(address)) => IpAddr::V6(address),
+            Some(Host::Domain(_)) | None => return Ok(()),
+        };
+        if self.permits(address) { Ok(()) } else { Err(Refused::Address(address)) }
+    }
+
+    /// Of the addresses of a name those that may be connected to.
+    fn filter(&self, name: &str, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refused> {
+        if self.0.allow.has_name(name) {
+            return Ok(addresses);
+        }
+        let (permitted, refused): (Vec<_>, Vec<_>) =
+            addresses.into_iter().partition(|address| self.permits(address.ip()));
+        if permitted.is_empty() && !refused.is_empty() {
+            tracing::info!(name, ?refused, "a webhook's host has no allowed address");
+            return Err(Refused::Name(name.to_owned()));
+        }
+        Ok(permitted)
+    }
+}
+
+/// What is resolved here is what is connected to: nobody asks a second time and gets another answer.
+impl Resolve for Guard {
+    fn resolve(&self, name: Name) -> Resolving {
+        let guard = self.clone();
+        Box::pin(async move {
+            // The port is set by the caller of this.
+            let addresses: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            let permitted: Addrs = Box::new(guard.filter(name.as_str(), addresses)?.into_iter());
+            Ok(permitted)
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "guard_tests.rs"]
+mod tests;
