@@ -12,7 +12,7 @@ RUN apt-get update \
 COPY --from=build /src/target/release/reprise /usr/local/bin/reprise
 USER reprise
 # The image holds no PostgreSQL: give it DATABASE_URL.
-# Listening on all addresses is for the container alone; what is published is up to whoever runs it.
+# Listening on all addresses is for the container alone; what is published is up to whoever runs it. It needs API_KEYS.
 ENV BIND_ADDR=0.0.0.0 PORT=8085
 EXPOSE 8085
 # The shell's own TCP is enough to ask; the image needs no HTTP client.

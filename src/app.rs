@@ -2,16 +2,17 @@
 //! flight end, write its results, answer the last requests, close the pool, and only then stop a database of our own.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::config::{Command, Config};
-use crate::http::{self, Api};
+use crate::handle::Handles;
+use crate::http::{self, Api, Door};
 use crate::loops::calls::Keeper;
 use crate::loops::deliver::{self, Deliver};
 use crate::loops::retention::Retention;
@@ -91,6 +92,7 @@ async fn failed(embedded: Option<&Embedded>) -> String {
 }
 
 async fn bind(config: &Config) -> Result<TcpListener, String> {
+    config.keys()?;
     let wanted = SocketAddr::new(config.http.bind_addr, config.http.port);
     let cannot = |error| format!("PORT={}: cannot listen on {wanted}: {error}", config.http.port);
     TcpListener::bind(wanted).await.map_err(cannot)
@@ -107,8 +109,9 @@ async fn serve(
     let address = listener.local_addr().map_err(|error| format!("BIND_ADDR={}: {error}", config.http.bind_addr))?;
     let local = reachable(address);
     let host_url = config.http.host_url.clone().unwrap_or_else(|| format!("http://{local}"));
+    let secret = store.secret().await.map_err(|error| error.to_string())?;
     let client = Client::new(webhook::Settings {
-        host_url,
+        handles: Handles::new(host_url, secret.clone()),
         timeout: Duration::from_millis(config.webhook.webhook_timeout_ms),
         per_host: config.webhook.webhook_concurrency_per_host,
         guard: config.guard(),
@@ -124,18 +127,14 @@ async fn serve(
         limits: config.limits(),
         max_body_bytes: config.request.max_body_bytes,
         idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
+        request_time: config.request_time(),
+        door: Arc::new(Door { keys: config.keys()?, public: config.access.public_paths.clone(), secret }),
         metrics: telemetry::metrics(),
         changes: changes.clone(),
         ending: ending.clone(),
     };
-    let listener = listener.tap_io(|stream| {
-        // Answers are small: waiting to fill a packet only delays them.
-        let _ = stream.set_nodelay(true);
-    });
     let stop_http = CancellationToken::new();
-    let stopped = stop_http.clone().cancelled_owned();
-    let mut server =
-        tokio::spawn(axum::serve(listener, http::router(api)).with_graceful_shutdown(stopped).into_future());
+    let mut server = tokio::spawn(http::serve(listener, api, stop_http.clone()));
     tracing::info!(%address, instance = %store.instance(), "ready");
     greet(local, embedded);
 

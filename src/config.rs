@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
+use crate::access::{Access, Keys};
 use crate::domain::new_task::Limits;
 use crate::domain::retry;
 use crate::secret::Secret;
@@ -41,6 +42,8 @@ pub struct Config {
     pub database: Database,
     #[command(flatten)]
     pub http: Http,
+    #[command(flatten)]
+    pub access: Access,
     #[command(flatten)]
     pub loops: Loops,
     #[command(flatten)]
@@ -186,6 +189,9 @@ pub struct Request {
     /// Size of a request body at most
     #[arg(long, env = "MAX_BODY_BYTES", global = true, default_value = "33554432", value_parser = whole(1024..=1_073_741_824usize), value_name = "BYTES")]
     pub max_body_bytes: usize,
+    /// Seconds that the headers of a request may take to arrive, and its body again
+    #[arg(long, env = "REQUEST_TIMEOUT_SECS", global = true, default_value = "60", value_parser = whole(1..=3600u64), value_name = "SECS")]
+    pub request_timeout_secs: u64,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -265,14 +271,23 @@ impl Config {
         Signer::parse(&text.unwrap_or_default()).map_err(|problem| format!("{NAME}: {problem}"))
     }
 
+    /// The keys of the API. Where there are none, nobody but this machine may reach it.
+    pub fn keys(&self) -> Result<Keys, String> {
+        let (keys, bind) = (self.access.keys()?, self.http.bind_addr);
+        if keys.is_empty() && !bind.is_loopback() {
+            return Err(format!(
+                "BIND_ADDR={bind}: must be a loopback address such as 127.0.0.1 as long as the API has no keys; \
+                 set API_KEYS or API_KEYS_FILE to listen elsewhere"
+            ));
+        }
+        Ok(keys)
+    }
+
     /// Settings that work but are probably not meant, one line each.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if !self.http.bind_addr.is_loopback() {
-            warnings.push(format!(
-                "BIND_ADDR={}: the API has no authentication and can be reached from the network",
-                self.http.bind_addr
-            ));
+        for name in self.access.keys().iter().flat_map(Keys::short) {
+            warnings.push(format!("API_KEYS: the key of {name} has fewer than 16 characters and can be guessed"));
         }
         if self.http.bind_addr.is_unspecified() && self.http.host_url.is_none() {
             warnings.push(format!(
@@ -312,6 +327,10 @@ impl Config {
 
     pub fn lease(&self) -> Duration {
         Duration::from_secs(self.loops.worker_claim_timeout_secs)
+    }
+
+    pub fn request_time(&self) -> Duration {
+        Duration::from_secs(self.request.request_timeout_secs)
     }
 }
 
@@ -411,6 +430,10 @@ mod tests {
                  error 2)",
             ),
             (
+                ["--public-paths", "/task"],
+                "PUBLIC_PATHS=/task: must be some of /, /docs, /metrics, /openapi.json, separated by commas",
+            ),
+            (
                 ["--webhook-retry-base-ms", "400000"],
                 "WEBHOOK_RETRY_BASE_MS=400000: must not exceed WEBHOOK_RETRY_MAX_MS (300000)",
             ),
@@ -447,6 +470,19 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
         let config = parse_args(&both[2..]).unwrap().config;
         assert!(!format!("{config:?}").contains("MfKQ"), "not in a log either");
+    }
+
+    #[test]
+    fn without_keys_only_loopback_is_listened_on() {
+        let keys = |args: &[&str]| parse_args(args).unwrap().config.keys();
+        for address in ["127.0.0.1", "127.3.2.1", "::1"] {
+            assert!(keys(&["--bind-addr", address]).unwrap().is_empty());
+        }
+        for address in ["0.0.0.0", "::", "10.0.0.1"] {
+            let refused = keys(&["--bind-addr", address]).unwrap_err();
+            assert!(refused.starts_with(&format!("BIND_ADDR={address}: must be a loopback address")), "{refused}");
+            assert!(keys(&["--bind-addr", address, "--api-keys", "ann:secret"]).is_ok());
+        }
     }
 
     #[test]

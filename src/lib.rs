@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+/// Who may use the API: keys and their scopes.
+pub mod access;
 /// Settings from the environment and the command line.
 pub mod config;
 /// Settings that are shown to nobody.
@@ -23,6 +25,8 @@ pub mod webhook;
 
 /// The database is the clock; tests bring their own.
 pub mod clock;
+/// Handles: where workers report, and the tokens that let them.
+pub mod handle;
 /// The only place with SQL.
 pub mod store;
 /// Hints that there is new work, inside the process and between instances.

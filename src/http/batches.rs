@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
+use super::auth::Caller;
 use super::extract::{Id, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
@@ -73,8 +74,7 @@ pub async fn get(State(api): State<Api>, Id(id): Id) -> Result<Json<Batch>, Prob
          content_type = "application/problem+json"),
     )
 )]
-pub async fn stop(State(api): State<Api>, Id(id): Id) -> Result<Json<StoppedBatch>, Problem> {
-    let service = api.service.clone();
+pub async fn stop(State(api): State<Api>, Caller(service): Caller, Id(id): Id) -> Result<Json<StoppedBatch>, Problem> {
     Ok(Json(api.unbroken(async move { service.stop(id).await }).await?))
 }
 

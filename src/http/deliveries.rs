@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 
+use super::auth::Caller;
 use super::extract::{Id, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
@@ -60,7 +61,10 @@ pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, 
          content_type = "application/problem+json"),
     )
 )]
-pub async fn redeliver(State(api): State<Api>, Id(id): Id<i64>) -> Result<Json<Delivery>, Problem> {
-    let service = api.service.clone();
+pub async fn redeliver(
+    State(api): State<Api>,
+    Caller(service): Caller,
+    Id(id): Id<i64>,
+) -> Result<Json<Delivery>, Problem> {
     Ok(Json(api.unbroken(async move { service.redeliver(id).await }).await?))
 }

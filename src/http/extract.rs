@@ -34,7 +34,8 @@ impl FromRequest<Api> for Body {
         let mut chunks = request.into_body().into_data_stream();
         let mut bytes = Vec::new();
         let mut length = 0;
-        while let Some(chunk) = chunks.next().await {
+        let late = tokio::time::Instant::now() + api.request_time;
+        while let Some(chunk) = tokio::time::timeout_at(late, chunks.next()).await.map_err(|_| too_slow(api))? {
             let chunk = chunk.map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "body: could not be read"))?;
             length += chunk.len();
             if length <= most {
@@ -52,6 +53,14 @@ impl FromRequest<Api> for Body {
         let parsed = serde_json::from_slice(&bytes);
         parsed.map(Body).map_err(|error| Problem::invalid(vec![format!("body: is not valid JSON: {error}")]))
     }
+}
+
+fn too_slow(api: &Api) -> Problem {
+    let secs = api.request_time.as_secs();
+    Problem::new(
+        StatusCode::REQUEST_TIMEOUT,
+        format!("body: must have arrived after {secs} seconds (REQUEST_TIMEOUT_SECS)"),
+    )
 }
 
 /// A path parameter called `id` or `batch_id`.

@@ -1,5 +1,6 @@
 //! The edge: from HTTP to the service and back. Handlers are short; nothing here decides about tasks.
 
+mod auth;
 mod batches;
 mod deliveries;
 pub mod dto;
@@ -7,10 +8,13 @@ mod error;
 mod extract;
 mod openapi;
 mod retries;
+mod security;
+mod server;
 mod system;
 mod tasks;
 
 use std::any::Any;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -32,8 +36,10 @@ use utoipa_swagger_ui::SwaggerUi;
 use crate::domain::new_task::Limits;
 use crate::service::{self, Service};
 
+pub use auth::Door;
 pub use error::Problem;
 pub use openapi::document;
+pub use server::serve;
 
 /// What the handlers work with.
 #[derive(Clone)]
@@ -42,6 +48,9 @@ pub struct Api {
     pub limits: Limits,
     pub max_body_bytes: usize,
     pub idempotency_ttl: Duration,
+    /// What the headers of a request may take to arrive, and its body again.
+    pub request_time: Duration,
+    pub door: Arc<Door>,
     pub metrics: PrometheusHandle,
     /// Changes under way: see [`Api::unbroken`].
     pub changes: TaskTracker,
@@ -73,20 +82,27 @@ pub fn router(api: Api) -> Router {
         .merge(SwaggerUi::new("/docs").url("/openapi.json", document))
         .fallback(error::no_such_path)
         .method_not_allowed_fallback(error::no_such_method)
-        .with_state(api)
+        .with_state(api.clone())
         .layer(
             ServiceBuilder::new()
                 .layer(SetRequestIdLayer::new(request_id.clone(), MakeRequestUuid))
                 .layer(TraceLayer::new_for_http().make_span_with(span).on_failure(()))
                 .layer(PropagateRequestIdLayer::new(request_id))
                 .layer(middleware::from_fn(measure))
-                .layer(CatchPanicLayer::custom(panicked)),
+                .layer(CatchPanicLayer::custom(panicked))
+                .layer(middleware::from_fn_with_state(api, auth::guard)),
         )
 }
 
 fn span(request: &Request) -> tracing::Span {
     let id = request.headers().get("x-request-id").and_then(|value| value.to_str().ok()).unwrap_or_default();
-    tracing::info_span!("http", method = %request.method(), path = request.uri().path(), request.id = id)
+    tracing::info_span!(
+        "http",
+        method = %request.method(),
+        path = request.uri().path(),
+        request.id = id,
+        caller = tracing::field::Empty
+    )
 }
 
 async fn measure(request: Request, next: Next) -> Response {

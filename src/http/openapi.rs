@@ -4,7 +4,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Api, batches, deliveries, retries, system, tasks};
+use super::{Api, batches, deliveries, retries, security, system, tasks};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -26,7 +26,7 @@ use super::{Api, batches, deliveries, retries, system, tasks};
 struct Description;
 
 pub fn routes() -> OpenApiRouter<Api> {
-    OpenApiRouter::with_openapi(Description::openapi())
+    let mut routes = OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(tasks::create, tasks::list))
         .routes(routes!(tasks::get, tasks::patch, tasks::put, tasks::cancel))
         .routes(routes!(tasks::pause))
@@ -45,7 +45,9 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(deliveries::redeliver))
         .routes(routes!(system::health))
         .routes(routes!(system::ready))
-        .routes(routes!(system::metrics))
+        .routes(routes!(system::metrics));
+    security::describe(routes.get_openapi_mut());
+    routes
 }
 
 /// The description as committed in `openapi/openapi.json`.

@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
+use super::auth::Caller;
 use super::dto::{NewRetry, RetryRequest};
 use super::extract::{Body, Id, Kind, Query};
 use super::tasks::next_cursor;
@@ -31,9 +32,13 @@ use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedT
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn task(State(api): State<Api>, Id(id): Id, Body(body): Body) -> Result<Json<RetriedTask>, Problem> {
+pub async fn task(
+    State(api): State<Api>,
+    Caller(service): Caller,
+    Id(id): Id,
+    Body(body): Body,
+) -> Result<Json<RetriedTask>, Problem> {
     let request = read_retry_request(body).map_err(Problem::invalid)?;
-    let service = api.service.clone();
     Ok(Json(api.unbroken(async move { service.retry_task(id, &request).await }).await?))
 }
 
@@ -53,9 +58,13 @@ pub async fn task(State(api): State<Api>, Id(id): Id, Body(body): Body) -> Resul
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn batch(State(api): State<Api>, Id(id): Id, Body(body): Body) -> Result<Json<RetriedBatch>, Problem> {
+pub async fn batch(
+    State(api): State<Api>,
+    Caller(service): Caller,
+    Id(id): Id,
+    Body(body): Body,
+) -> Result<Json<RetriedBatch>, Problem> {
     let request = read_retry_request(body).map_err(Problem::invalid)?;
-    let service = api.service.clone();
     Ok(Json(api.unbroken(async move { service.retry_batch(id, &request).await }).await?))
 }
 
@@ -164,11 +173,12 @@ pub async fn policies(State(api): State<Api>) -> Result<Json<Vec<KindPolicy>>, P
 )]
 pub async fn put_policy(
     State(api): State<Api>,
+    Caller(service): Caller,
     Kind(kind): Kind,
     Body(body): Body,
 ) -> Result<Json<KindPolicy>, Problem> {
     let policy = read_default_policy(body, &api.limits.retry).map_err(Problem::invalid)?;
-    Ok(Json(api.service.put_policy(&kind, &policy).await?))
+    Ok(Json(service.put_policy(&kind, &policy).await?))
 }
 
 /// Delete the default policy of a kind
@@ -184,7 +194,7 @@ pub async fn put_policy(
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn delete_policy(State(api): State<Api>, Kind(kind): Kind) -> Result<StatusCode, Problem> {
-    api.service.delete_policy(&kind).await?;
+pub async fn delete_policy(Caller(service): Caller, Kind(kind): Kind) -> Result<StatusCode, Problem> {
+    service.delete_policy(&kind).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -11,6 +11,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use super::auth::Caller;
 use super::dto::{CreateTasks, TaskPatch, TaskProgress};
 use super::extract::{Body, Id, Query};
 use super::{Api, Problem};
@@ -44,10 +45,14 @@ use crate::store::query::TaskFilter;
          content_type = "application/problem+json"),
     )
 )]
-pub async fn create(State(api): State<Api>, headers: HeaderMap, Body(body): Body) -> Result<Response, Problem> {
+pub async fn create(
+    State(api): State<Api>,
+    Caller(service): Caller,
+    headers: HeaderMap,
+    Body(body): Body,
+) -> Result<Response, Problem> {
     let key = key(&headers, &body, api.idempotency_ttl)?;
     let batch = read_batch(body, &api.limits).map_err(Problem::invalid)?;
-    let service = api.service.clone();
     let created = api.unbroken(async move { service.create(&batch, key.as_ref()).await }).await?;
     let id = [("X-Batch-ID", created.batch_id.to_string())];
     if created.tasks.is_empty() {
@@ -105,17 +110,23 @@ pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, 
 /// With its actions, its retry policy and its last failure.
 #[utoipa::path(
     get, path = "/task/{id}", operation_id = "getTask", tag = "tasks",
-    params(("id" = Uuid, Path, description = "The task")),
+    params(
+        ("id" = Uuid, Path, description = "The task"),
+        ("run" = Option<i32>, Query, description = "The run this is about, as in the handle", minimum = 0),
+        ("token" = Option<String>, Query, description = "As in the handle: stands for a key, for this task and this run"),
+    ),
     responses(
         (status = 200, description = "The whole task", body = WholeTask),
-        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The task is at another run than the one that was given", body = Problem,
+         content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
     )
 )]
-pub async fn get(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.service.task(id).await?))
+pub async fn get(State(api): State<Api>, Id(id): Id, query: Query) -> Result<Json<WholeTask>, Problem> {
+    Ok(Json(api.service.task(id, run_of(query)?).await?))
 }
 
 /// Report how a run ended, or change a task
@@ -126,6 +137,7 @@ pub async fn get(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, 
     params(
         ("id" = Uuid, Path, description = "The task"),
         ("run" = Option<i32>, Query, description = "The run this is about, as in the handle", minimum = 0),
+        ("token" = Option<String>, Query, description = "As in the handle: stands for a key, for this task and this run"),
     ),
     request_body = TaskPatch,
     responses(
@@ -142,6 +154,7 @@ pub async fn get(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, 
 )]
 pub async fn patch(
     State(api): State<Api>,
+    Caller(service): Caller,
     Id(id): Id,
     query: Query,
     Body(body): Body,
@@ -154,7 +167,6 @@ pub async fn patch(
         return Err(Problem::invalid(vec![format!("run: is {in_query} in the query but {in_body} in the body")]));
     }
     patch.run = patch.run.or(run);
-    let service = api.service.clone();
     Ok(Json(api.unbroken(async move { service.patch(id, &patch).await }).await?))
 }
 
@@ -166,6 +178,7 @@ pub async fn patch(
     params(
         ("id" = Uuid, Path, description = "The task"),
         ("run" = Option<i32>, Query, description = "The run this is about, as in the handle", minimum = 0),
+        ("token" = Option<String>, Query, description = "As in the handle: stands for a key, for this task and this run"),
     ),
     request_body = Option<TaskProgress>,
     responses(
@@ -180,10 +193,15 @@ pub async fn patch(
          content_type = "application/problem+json"),
     )
 )]
-pub async fn put(State(api): State<Api>, Id(id): Id, query: Query, Body(body): Body) -> Result<StatusCode, Problem> {
+pub async fn put(
+    State(api): State<Api>,
+    Caller(service): Caller,
+    Id(id): Id,
+    query: Query,
+    Body(body): Body,
+) -> Result<StatusCode, Problem> {
     let run = run_of(query)?;
     let progress = read_progress(body).map_err(Problem::invalid)?;
-    let service = api.service.clone();
     api.unbroken(async move { service.progress(id, run, progress).await }).await?;
     Ok(StatusCode::ACCEPTED)
 }
@@ -204,8 +222,7 @@ pub async fn put(State(api): State<Api>, Id(id): Id, query: Query, Body(body): B
          content_type = "application/problem+json"),
     )
 )]
-pub async fn cancel(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
-    let service = api.service.clone();
+pub async fn cancel(State(api): State<Api>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
     Ok(Json(api.unbroken(async move { service.cancel(id).await }).await?))
 }
 
@@ -225,8 +242,7 @@ pub async fn cancel(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask
          content_type = "application/problem+json"),
     )
 )]
-pub async fn pause(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
-    let service = api.service.clone();
+pub async fn pause(State(api): State<Api>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
     Ok(Json(api.unbroken(async move { service.pause(id).await }).await?))
 }
 
@@ -245,8 +261,7 @@ pub async fn pause(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>
          content_type = "application/problem+json"),
     )
 )]
-pub async fn resume(State(api): State<Api>, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
-    let service = api.service.clone();
+pub async fn resume(State(api): State<Api>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
     Ok(Json(api.unbroken(async move { service.resume(id).await }).await?))
 }
 
@@ -264,6 +279,8 @@ const STATUSES: &str = "one or several, separated by commas, of Waiting, Pending
 
 fn run_of(mut query: Query) -> Result<Option<i32>, Problem> {
     let run = query.integer("run", &(0..=i32::MAX));
+    // The door has seen to it.
+    let _ = query.text("token");
     query.close()?;
     Ok(run)
 }

@@ -7,7 +7,7 @@ use crate::domain::lifecycle::{Event, Transition, decide};
 use crate::domain::status::Status;
 use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
 use crate::store::query::{BatchFilter, Page};
-use crate::store::{self, Actor, lock, query, retrying, transitions};
+use crate::store::{self, lock, query, retrying, transitions};
 
 /// Tasks that one transaction of a stop cancels: others wait for its locks no longer than that takes.
 const STOP_CHUNK: i64 = 2000;
@@ -53,7 +53,7 @@ impl Service {
     }
 
     async fn stop_chunk(&self, id: Uuid, below: Option<Uuid>) -> store::Result<Chunk> {
-        let mut tx = self.store.begin(Actor::Api).await?;
+        let mut tx = self.begin().await?;
         let locked = lock::last_alive_of_batch(&mut tx, id, below, STOP_CHUNK).await?;
         let decided: Vec<Transition> = locked
             .tasks

@@ -9,7 +9,7 @@ use chrono::TimeDelta;
 use uuid::Uuid;
 
 use crate::domain::status::Status;
-use crate::store::{self, Store};
+use crate::store::{self, Actor, Store, Tx};
 
 pub use tasks::Created;
 
@@ -19,6 +19,7 @@ pub struct Service {
     store: Store,
     metadata_bytes: usize,
     stuck_after: TimeDelta,
+    actor: Actor,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -39,11 +40,21 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Service {
     pub fn new(store: Store, metadata_bytes: usize, stuck_after_secs: u64) -> Service {
-        Service { store, metadata_bytes, stuck_after: retries::stuck_after(stuck_after_secs) }
+        Service { store, metadata_bytes, stuck_after: retries::stuck_after(stuck_after_secs), actor: Actor::Api }
+    }
+
+    /// The same on behalf of somebody, whom the audit trail then names.
+    #[must_use]
+    pub fn by(&self, actor: Actor) -> Service {
+        Service { actor, ..self.clone() }
     }
 
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    async fn begin(&self) -> store::Result<Tx> {
+        self.store.begin(self.actor.clone()).await
     }
 }
 

@@ -46,7 +46,7 @@ impl Service {
     }
 
     async fn retry_task_once(&self, id: Uuid, request: &RetryRequest) -> store::Result<Done> {
-        let mut tx = self.store.begin(actor(request)).await?;
+        let mut tx = self.wanted_by(request).begin().await?;
         let decided = match revival::decide(&mut tx, &Targets::Named(id), request.cascade, self.stuck_after).await? {
             Ok(decided) => decided,
             Err(why) => {
@@ -68,7 +68,7 @@ impl Service {
     }
 
     async fn retry_batch_once(&self, id: Uuid, request: &RetryRequest) -> store::Result<Done> {
-        let mut tx = self.store.begin(actor(request)).await?;
+        let mut tx = self.wanted_by(request).begin().await?;
         let failed = Targets::Failed(revival::failed_of_batch(&mut tx, id).await?);
         let decided = match revival::decide(&mut tx, &failed, request.cascade, self.stuck_after).await? {
             Ok(decided) => decided,
@@ -85,6 +85,11 @@ impl Service {
         }
         let (retried, revived) = (ids(&decided.revival.retried), ids(&decided.revival.revived));
         Ok(Done::Batch(RetriedBatch { batch_id: id, retried, revived, dry_run: request.dry_run }))
+    }
+
+    /// Whoever the request names, rather than whoever sent it.
+    fn wanted_by(&self, request: &RetryRequest) -> Service {
+        request.requested_by.clone().map_or_else(|| self.clone(), |name| self.by(Actor::Person(name)))
     }
 
     async fn refusal(&self, id: Uuid, why: NoRevival) -> Result<Error> {
@@ -128,10 +133,6 @@ impl Service {
         let missing = || Error::NotFound { what: "retry policy", id: kind.to_owned() };
         policies::delete(&self.store, kind).await?.then_some(()).ok_or_else(missing)
     }
-}
-
-fn actor(request: &RetryRequest) -> Actor {
-    request.requested_by.clone().map_or(Actor::Api, Actor::Person)
 }
 
 fn ids(transitions: &[Transition]) -> Vec<Uuid> {

@@ -11,7 +11,7 @@ use crate::domain::view::{BasicTask, Timestamp, WholeTask};
 use crate::store::idempotency::{self, Key, Seen};
 use crate::store::progress::{self, Sign};
 use crate::store::query::{Page, TaskFilter};
-use crate::store::{self, Actor, Tx, attempts, create, lock, policies, query, retrying, transitions};
+use crate::store::{self, Tx, attempts, create, lock, policies, query, retrying, transitions};
 
 /// A new batch; without tasks nothing was stored.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Service {
         key: Option<&Key>,
         defaults: &policies::ByKind,
     ) -> store::Result<Option<create::Created>> {
-        let mut tx = self.store.begin(Actor::Api).await?;
+        let mut tx = self.begin().await?;
         let batch_id = Uuid::now_v7();
         if let Some(key) = key {
             match idempotency::take(&mut tx, key, batch_id).await? {
@@ -90,8 +90,11 @@ impl Service {
         Ok(Some(created))
     }
 
-    pub async fn task(&self, id: Uuid) -> Result<WholeTask> {
-        query::task(&self.store, id).await?.ok_or_else(|| no_task(id))
+    /// With a `run`: only while the task is at that one.
+    pub async fn task(&self, id: Uuid, run: Option<i32>) -> Result<WholeTask> {
+        let task = query::task(&self.store, id).await?.ok_or_else(|| no_task(id))?;
+        let (status, current) = (task.basic.status, task.basic.run);
+        if run.is_some_and(|run| run != current) { Err(conflict(status, current, run)) } else { Ok(task) }
     }
 
     pub async fn tasks(&self, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
@@ -115,7 +118,7 @@ impl Service {
             priority: None,
         };
         let written = retrying(|| async {
-            let mut tx = self.store.begin(Actor::Api).await?;
+            let mut tx = self.begin().await?;
             let written = progress::record(&mut tx, std::slice::from_ref(&sign)).await?;
             tx.commit().await?;
             Ok(written)
@@ -142,7 +145,7 @@ impl Service {
 
     async fn happened(&self, id: Uuid, event: &Event) -> Result<WholeTask> {
         let done = retrying(|| async {
-            let mut tx = self.store.begin(Actor::Api).await?;
+            let mut tx = self.begin().await?;
             let locked = lock::by_ids(&mut tx, &[id]).await?;
             let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
             match lifecycle::decide(task, event, locked.moment) {
@@ -157,7 +160,7 @@ impl Service {
     }
 
     async fn patch_once(&self, id: Uuid, patch: &Patch) -> store::Result<Done> {
-        let mut tx = self.store.begin(Actor::Api).await?;
+        let mut tx = self.begin().await?;
         let locked = lock::by_ids(&mut tx, &[id]).await?;
         let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
         let refused = || Done::Refused(Box::new(task.clone()));

@@ -17,6 +17,7 @@ pub mod query;
 pub mod retention;
 pub mod retry_stats;
 pub mod revival;
+mod secret;
 pub mod stats;
 pub mod transitions;
 mod tx;

@@ -15,6 +15,7 @@ use super::places::{Place, Places};
 use super::sign::Signer;
 use crate::domain::failure::{FailureType, RetryAfter};
 use crate::domain::webhook::{Action, Verb};
+use crate::handle::Handles;
 
 /// What is read of an answer: enough for an action and for an error message.
 const ANSWER_LIMIT: usize = 64 * 1024;
@@ -22,7 +23,7 @@ const ANSWER_LIMIT: usize = 64 * 1024;
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: reqwest::Client,
-    host_url: String,
+    handles: Handles,
     guard: Guard,
     places: Places,
     signer: Signer,
@@ -30,8 +31,7 @@ pub struct Client {
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How workers reach this service.
-    pub host_url: String,
+    pub handles: Handles,
     pub timeout: Duration,
     /// Calls at the same time to one host and port.
     pub per_host: usize,
@@ -72,7 +72,7 @@ pub struct CallError {
 
 impl Client {
     pub fn new(settings: Settings) -> Result<Client, String> {
-        let Settings { host_url, timeout, per_host, guard, signer } = settings;
+        let Settings { handles, timeout, per_host, guard, signer } = settings;
         // A second installation in the same process finds the first one, which is the same.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let inner = reqwest::Client::builder()
@@ -84,7 +84,7 @@ impl Client {
             .tcp_nodelay(true)
             .build()
             .map_err(|error| format!("the webhook client cannot be set up: {}", chain(&error)))?;
-        Ok(Client { inner, host_url, guard, places: Places::new(per_host), signer })
+        Ok(Client { inner, handles, guard, places: Places::new(per_host), signer })
     }
 
     /// A place for a call to this action's host, if one is free.
@@ -117,8 +117,7 @@ impl Client {
         let params = &call.action.params;
         let mut url = Url::parse(&params.url).map_err(|error| invalid(&error))?;
         if let Some((id, run)) = call.task {
-            let handle = format!("{}/task/{id}?run={run}", self.host_url);
-            url.query_pairs_mut().append_pair("handle", &handle);
+            url.query_pairs_mut().append_pair("handle", &self.handles.of(id, run));
         }
         self.guard.check(&url).map_err(|refused| refusal(&refused))?;
         let body = call.body.as_ref().map(Value::to_string);

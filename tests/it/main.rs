@@ -3,6 +3,7 @@
 mod api;
 mod concurrency;
 mod deliveries;
+mod door;
 mod faults;
 mod graph;
 mod guard;

@@ -1,12 +1,14 @@
 //! The service inside the test: its API on a real port, its loops called by hand, its clock moved by hand.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::Parser;
 use reprise::clock::Clock;
 use reprise::config::{Cli, Config};
-use reprise::http::{Api, router};
+use reprise::handle::Handles;
+use reprise::http::{Api, Door, serve};
 use reprise::loops::calls::Keeper;
 use reprise::loops::deliver::{self, Deliver, Marks};
 use reprise::loops::retention::Retention;
@@ -65,19 +67,23 @@ impl Fixture {
         let store = Store::new(&db.url, 16, Clock::fixed(dawn()), config.limits().retry).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
+        let secret = store.secret().await.unwrap();
+        let handles = Handles::new(base.clone(), secret.clone());
         let api = Api {
             service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
             limits: config.limits(),
             max_body_bytes: config.request.max_body_bytes,
             idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
+            request_time: config.request_time(),
+            door: Arc::new(Door { keys: config.keys().unwrap(), public: config.access.public_paths.clone(), secret }),
             metrics: telemetry::metrics(),
             changes: TaskTracker::new(),
             ending: CancellationToken::new(),
         };
-        tokio::spawn(axum::serve(listener, router(api)).into_future());
+        tokio::spawn(serve(listener, api, CancellationToken::new()));
         let timeout = Duration::from_millis(config.webhook.webhook_timeout_ms);
         let client = webhook::Client::new(webhook::Settings {
-            host_url: base.clone(),
+            handles,
             timeout,
             per_host: config.webhook.webhook_concurrency_per_host,
             guard: config.guard(),

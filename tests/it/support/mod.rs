@@ -56,6 +56,17 @@ impl Client {
         Client { base: base.into(), inner }
     }
 
+    /// The same with headers that every request has.
+    pub fn with(&self, headers: &[(&'static str, &str)]) -> Client {
+        let pairs = headers.iter().map(|(name, value)| ((*name).parse().unwrap(), value.parse().unwrap()));
+        let inner = reqwest::Client::builder().no_proxy().default_headers(pairs.collect()).build().unwrap();
+        Client { base: self.base.clone(), inner }
+    }
+
+    pub fn key(&self, key: &str) -> Client {
+        self.with(&[("authorization", &format!("Bearer {key}"))])
+    }
+
     pub fn base(&self) -> &str {
         &self.base
     }

@@ -1,0 +1,99 @@
+//! Handles: the URLs that workers report to, and the tokens in them that stand for a key. A token is good for one run of
+//! one task. The secret must never be shown, and nothing here knows where it is kept.
+
+use std::fmt;
+use std::fmt::Write;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+use uuid::Uuid;
+
+/// What all instances sign with. Whoever has it can report for every task.
+#[derive(Clone)]
+pub struct Secret([u8; Secret::LENGTH]);
+
+impl Secret {
+    pub const LENGTH: usize = 32;
+
+    pub fn new(bytes: [u8; Secret::LENGTH]) -> Secret {
+        Secret(bytes)
+    }
+
+    /// 64 hexadecimal digits, which need no escaping in a URL.
+    pub fn token(&self, task: Uuid, run: i32) -> String {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
+        // Of fixed lengths, so that no two runs are signed as the same bytes; the word leaves room for other uses.
+        mac.update(b"handle");
+        mac.update(task.as_bytes());
+        mac.update(&run.to_be_bytes());
+        let mut token = String::with_capacity(64);
+        for byte in mac.finalize().into_bytes() {
+            let _ = write!(token, "{byte:02x}");
+        }
+        token
+    }
+
+    /// Takes as long for a wrong token as for one that is nearly right.
+    pub fn accepts(&self, task: Uuid, run: i32, token: &str) -> bool {
+        self.token(task, run).as_bytes().ct_eq(token.as_bytes()).into()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// Makes the handles that workers are sent.
+#[derive(Clone, Debug)]
+pub struct Handles {
+    host_url: String,
+    secret: Secret,
+}
+
+impl Handles {
+    pub fn new(host_url: String, secret: Secret) -> Handles {
+        Handles { host_url, secret }
+    }
+
+    pub fn of(&self, task: Uuid, run: i32) -> String {
+        format!("{}/task/{task}?run={run}&token={}", self.host_url, self.secret.token(task, run))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TASK: Uuid = Uuid::from_u128(1);
+
+    #[test]
+    fn a_token_is_good_for_its_task_and_run_only() {
+        let secret = Secret::new([7; 32]);
+        let token = secret.token(TASK, 3);
+        assert!(secret.accepts(TASK, 3, &token));
+        assert!(!secret.accepts(TASK, 4, &token), "another run");
+        assert!(!secret.accepts(Uuid::from_u128(2), 3, &token), "another task");
+        assert!(!Secret::new([8; 32]).accepts(TASK, 3, &token), "another secret");
+        for wrong in ["", "0", &token[1..], &format!("{token}0"), &token.to_uppercase()] {
+            assert!(!secret.accepts(TASK, 3, wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_an_hmac_of_task_and_run() {
+        let token = Secret::new([0; 32]).token(Uuid::nil(), 0);
+        assert_eq!(token.len(), 64);
+        assert!(token.bytes().all(|b| b.is_ascii_hexdigit()));
+    }
+
+    #[test]
+    fn a_handle_is_a_url_and_the_secret_is_not_shown() {
+        let secret = Secret::new([7; 32]);
+        let handles = Handles::new("http://h".into(), secret.clone());
+        assert_eq!(handles.of(TASK, 2), format!("http://h/task/{TASK}?run=2&token={}", secret.token(TASK, 2)));
+        assert!(!format!("{handles:?}").contains('7'));
+    }
+}

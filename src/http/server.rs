@@ -1,0 +1,45 @@
+//! Accepts connections and hands their requests to the router. Here rather than by axum's own `serve`, which sets no time
+//! limit on the headers of a request: anybody could keep connections open for ever. Must not look into requests.
+
+use std::pin::pin;
+
+use axum::serve::Listener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::{Api, router};
+
+/// Serves until `stop`; returns when the last request has been answered.
+pub async fn serve(mut listener: TcpListener, api: Api, stop: CancellationToken) {
+    let mut protocol = http1::Builder::new();
+    // It also ends connections on which nothing has come for so long.
+    protocol.timer(TokioTimer::new()).header_read_timeout(api.request_time);
+    let service = TowerToHyperService::new(router(api));
+    let connections = TaskTracker::new();
+    loop {
+        let (stream, _) = tokio::select! {
+            accepted = Listener::accept(&mut listener) => accepted,
+            () = stop.cancelled() => break,
+        };
+        // Answers are small: waiting to fill a packet only delays them.
+        let _ = stream.set_nodelay(true);
+        let connection = protocol.serve_connection(TokioIo::new(stream), service.clone());
+        let stop = stop.clone();
+        connections.spawn(async move {
+            let mut connection = pin!(connection);
+            tokio::select! {
+                // A client that goes away is no concern of ours.
+                _ = connection.as_mut() => return,
+                () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+            }
+            let _ = connection.await;
+        });
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+}
