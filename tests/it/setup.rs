@@ -63,7 +63,9 @@ async fn a_postgres_of_its_own_survives_every_end() {
     assert_eq!(third.api.task(&ids[0]).await["success"], 5, "after kill -9 of the service");
     assert_eq!(third.api.succeed(&ids[0]).await.status, 200);
 
-    kill_postgres(&dir);
+    let killed = kill_postgres(&dir);
+    // Connections outlive the server for a moment and still answer: a new server has to be seen first.
+    eventually("a new server", async || server_of(&dir).filter(|pid| *pid != killed)).await;
     eventually("the database to come back", async || (third.api.get("/ready").await.status == 200).then_some(())).await;
     assert_eq!(third.api.status(&ids[0]).await, "Success", "after kill -9 of postgres");
 
@@ -89,10 +91,15 @@ async fn workers_on_this_machine_need_no_setting() {
     assert_eq!(refused["failure_reason"], "on_start: 10.0.0.1 is not an allowed address (WEBHOOK_ALLOW)");
 }
 
-fn kill_postgres(dir: &Dir) {
-    let file = std::fs::read_to_string(dir.0.join("pgdata/postmaster.pid")).unwrap();
-    let pid = file.lines().next().unwrap().parse().unwrap();
+fn server_of(dir: &Dir) -> Option<i32> {
+    let file = std::fs::read_to_string(dir.0.join("pgdata/postmaster.pid")).ok()?;
+    file.lines().next()?.parse().ok()
+}
+
+fn kill_postgres(dir: &Dir) -> i32 {
+    let pid = server_of(dir).unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL).unwrap();
+    pid
 }
 
 #[test]
