@@ -122,13 +122,15 @@ async fn serve(
     let for_loops = store.with_own_pool(connections_for_loops(config));
     let running = start_loops(config, &for_loops, &client, &mut supervisor);
     let (changes, ending) = (TaskTracker::new(), CancellationToken::new());
+    let keys = config.keys()?;
+    let locked = !keys.is_empty();
     let api = Api {
         service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
         limits: config.limits(),
         max_body_bytes: config.request.max_body_bytes,
         idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
         request_time: config.request_time(),
-        door: Arc::new(Door { keys: config.keys()?, public: config.access.public_paths.clone(), secret }),
+        door: Arc::new(Door { keys, public: config.access.public_paths.clone(), secret }),
         metrics: telemetry::metrics(),
         changes: changes.clone(),
         ending: ending.clone(),
@@ -136,7 +138,7 @@ async fn serve(
     let stop_http = CancellationToken::new();
     let mut server = tokio::spawn(http::serve(listener, api, stop_http.clone()));
     tracing::info!(%address, instance = %store.instance(), "ready");
-    greet(local, embedded);
+    greet(local, embedded, locked);
 
     let result = tokio::select! {
         () = shutdown.cancelled() => Ok(()),
@@ -264,7 +266,7 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-fn greet(address: SocketAddr, embedded: Option<&Embedded>) {
+fn greet(address: SocketAddr, embedded: Option<&Embedded>, locked: bool) {
     let url = format!("http://{address}");
     println!("Reprise is ready.");
     println!("  API   {url}");
@@ -273,5 +275,6 @@ fn greet(address: SocketAddr, embedded: Option<&Embedded>) {
         println!("  Data  {} (PostgreSQL {} of its own)", embedded.data_dir().display(), embedded.version());
     }
     println!("Try:");
-    println!("  curl -s {url}/task -d '[{{\"name\": \"hello\", \"kind\": \"demo\"}}]'");
+    let key = if locked { "-H \"Authorization: Bearer $KEY\" " } else { "" };
+    println!("  curl -s {url}/task {key}-d '[{{\"name\": \"hello\", \"kind\": \"demo\"}}]'");
 }

@@ -75,7 +75,7 @@ impl Api {
     }
 }
 
-pub fn router(api: Api) -> Router {
+fn router(api: Api) -> Router {
     let (routes, document) = openapi::routes().split_for_parts();
     let request_id = HeaderName::from_static("x-request-id");
     routes
