@@ -337,6 +337,7 @@ async fn keys_and_tokens_stay_out_of_the_logs() {
         ("BIND_ADDR", "0.0.0.0"),
         ("API_KEYS_FILE", keys.path()),
         ("RUST_LOG", "trace"),
+        ("WEBHOOK_ALLOW", crate::support::LOOPBACK),
     ]);
     start.stderr(std::fs::OpenOptions::new().append(true).open(&log.0).unwrap());
     let instance = tokio::task::spawn_blocking(move || Instance::spawn(start)).await.unwrap();
