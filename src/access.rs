@@ -2,11 +2,13 @@
 //! only, and must never show a key, neither in an error nor in a log.
 
 use std::fmt;
-use std::path::Path;
+use std::path::PathBuf;
 
 use clap::Args;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+
+use crate::secret::Secret;
 
 /// What an entry has to look like.
 const ENTRY: &str = "must be name:key or name:key:scope, with a name of 1 to 64 letters, digits, '.', '_' or '-', a key of \
@@ -21,49 +23,24 @@ const OPENABLE: [&str; 4] = ["/", "/docs", "/metrics", "/openapi.json"];
 pub struct Access {
     /// Keys for the API, separated by commas; SCOPE is read, write (the default) or admin. Absent: no key is needed,
     /// and only a loopback address is listened on
-    #[arg(long, env = "API_KEYS", global = true, hide_env_values = true, value_parser = hidden, value_name = "NAME:KEY[:SCOPE]")]
-    pub api_keys: Option<Hidden>,
+    #[arg(long, env = "API_KEYS", global = true, hide_env_values = true, value_name = "NAME:KEY[:SCOPE]")]
+    pub api_keys: Option<Secret>,
     /// File that holds the keys instead, one on each line or separated by commas
     #[arg(long, env = "API_KEYS_FILE", global = true, value_name = "FILE")]
-    pub api_keys_file: Option<String>,
+    pub api_keys_file: Option<PathBuf>,
     /// What needs no key, separated by commas: /docs, /metrics, /openapi.json, /
     #[arg(long, env = "PUBLIC_PATHS", global = true, default_value = "", hide_default_value = true, value_parser = paths, value_name = "PATHS")]
     pub public_paths: Paths,
 }
 
-/// A setting that no message may repeat.
-#[derive(Clone)]
-pub struct Hidden(String);
-
-impl fmt::Debug for Hidden {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hidden(…)")
-    }
-}
-
-#[allow(clippy::unnecessary_wraps, reason = "clap wants it so")]
-fn hidden(text: &str) -> Result<Hidden, std::convert::Infallible> {
-    Ok(Hidden(text.to_owned()))
-}
-
 impl Access {
     /// The keys, from whichever of the two settings is there; the error is the one line to print.
     pub fn keys(&self) -> Result<Keys, String> {
-        let given = self.api_keys.as_ref().map(|Hidden(text)| text.trim()).filter(|text| !text.is_empty());
-        let file = self.api_keys_file.as_deref().filter(|file| !file.trim().is_empty());
-        match (given, file) {
-            (None, None) => Ok(Keys::default()),
-            (Some(text), None) => Keys::parse(text).map_err(|why| format!("API_KEYS: {why}")),
-            (None, Some(file)) => {
-                let wrong = |why: String| format!("API_KEYS_FILE={file}: {why}");
-                let text = std::fs::read_to_string(Path::new(file))
-                    .map_err(|error| wrong(format!("must be a file that can be read: {error}")))?;
-                let keys = Keys::parse(&text).map_err(wrong)?;
-                // Whoever names a file wants a lock: an empty one must not leave the door open.
-                if keys.is_empty() { Err(wrong("must hold at least one key".into())) } else { Ok(keys) }
-            }
-            (Some(_), Some(file)) => Err(format!("API_KEYS_FILE={file}: cannot be combined with API_KEYS")),
-        }
+        let read = Secret::read("API_KEYS", self.api_keys.as_ref(), self.api_keys_file.as_ref())?;
+        let Some((text, at)) = read else { return Ok(Keys::default()) };
+        let keys = Keys::parse(&text).map_err(|why| format!("{at}: {why}"))?;
+        // Whoever sets them wants a lock: nothing but separators must not leave the door open.
+        if keys.is_empty() { Err(format!("{at}: must hold at least one key")) } else { Ok(keys) }
     }
 }
 

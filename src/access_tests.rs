@@ -2,8 +2,8 @@ use super::*;
 
 fn access(keys: Option<&str>, file: Option<&str>) -> Access {
     Access {
-        api_keys: keys.map(|text| Hidden(text.to_owned())),
-        api_keys_file: file.map(String::from),
+        api_keys: keys.map(|text| Secret::from(text.to_owned())),
+        api_keys_file: file.map(PathBuf::from),
         public_paths: Paths::default(),
     }
 }
@@ -71,11 +71,11 @@ fn keys_come_from_one_place() {
     assert!(access(None, None).keys().unwrap().is_empty());
     assert!(access(Some(" "), Some("")).keys().unwrap().is_empty(), "empty is absent");
     let both = access(Some("ann:S3CRET"), Some("/f")).keys().unwrap_err();
-    assert_eq!(both, "API_KEYS_FILE=/f: cannot be combined with API_KEYS");
+    assert_eq!(both, "API_KEYS_FILE=/f: must not be set together with API_KEYS");
     let missing = access(None, Some("/nowhere/keys")).keys().unwrap_err();
-    assert!(missing.starts_with("API_KEYS_FILE=/nowhere/keys: must be a file that can be read"), "{missing}");
+    assert!(missing.starts_with("API_KEYS_FILE=/nowhere/keys: must be a readable file"), "{missing}");
     let empty = access(None, Some("/dev/null")).keys().unwrap_err();
-    assert_eq!(empty, "API_KEYS_FILE=/dev/null: must hold at least one key");
+    assert_eq!(empty, "API_KEYS_FILE=/dev/null: must not be empty");
 }
 
 #[test]

@@ -263,12 +263,12 @@ impl Config {
     }
 
     pub fn signer(&self) -> Result<Signer, String> {
-        const NAME: &str = "WEBHOOK_SIGNING_SECRETS";
         let webhook = &self.webhook;
         let file = webhook.webhook_signing_secrets_file.as_ref();
-        let text = Secret::read(NAME, webhook.webhook_signing_secrets.as_ref(), file)?;
-        // The value is a secret: only the name is told.
-        Signer::parse(&text.unwrap_or_default()).map_err(|problem| format!("{NAME}: {problem}"))
+        let read = Secret::read("WEBHOOK_SIGNING_SECRETS", webhook.webhook_signing_secrets.as_ref(), file)?;
+        let (text, at) = read.unwrap_or_default();
+        // The value is a secret: only where it stands is told.
+        Signer::parse(&text).map_err(|problem| format!("{at}: {problem}"))
     }
 
     /// The keys of the API. Where there are none, nobody but this machine may reach it.

@@ -11,13 +11,13 @@ use uuid::Uuid;
 
 /// What all instances sign with. Whoever has it can report for every task.
 #[derive(Clone)]
-pub struct Secret([u8; Secret::LENGTH]);
+pub struct SigningKey([u8; SigningKey::LENGTH]);
 
-impl Secret {
+impl SigningKey {
     pub const LENGTH: usize = 32;
 
-    pub fn new(bytes: [u8; Secret::LENGTH]) -> Secret {
-        Secret(bytes)
+    pub fn new(bytes: [u8; SigningKey::LENGTH]) -> SigningKey {
+        SigningKey(bytes)
     }
 
     /// 64 hexadecimal digits, which need no escaping in a URL.
@@ -40,9 +40,9 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SigningKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
+        f.write_str("SigningKey(…)")
     }
 }
 
@@ -50,11 +50,11 @@ impl fmt::Debug for Secret {
 #[derive(Clone, Debug)]
 pub struct Handles {
     host_url: String,
-    secret: Secret,
+    secret: SigningKey,
 }
 
 impl Handles {
-    pub fn new(host_url: String, secret: Secret) -> Handles {
+    pub fn new(host_url: String, secret: SigningKey) -> Handles {
         Handles { host_url, secret }
     }
 
@@ -71,12 +71,12 @@ mod tests {
 
     #[test]
     fn a_token_is_good_for_its_task_and_run_only() {
-        let secret = Secret::new([7; 32]);
+        let secret = SigningKey::new([7; 32]);
         let token = secret.token(TASK, 3);
         assert!(secret.accepts(TASK, 3, &token));
         assert!(!secret.accepts(TASK, 4, &token), "another run");
         assert!(!secret.accepts(Uuid::from_u128(2), 3, &token), "another task");
-        assert!(!Secret::new([8; 32]).accepts(TASK, 3, &token), "another secret");
+        assert!(!SigningKey::new([8; 32]).accepts(TASK, 3, &token), "another secret");
         for wrong in ["", "0", &token[1..], &format!("{token}0"), &token.to_uppercase()] {
             assert!(!secret.accepts(TASK, 3, wrong), "{wrong}");
         }
@@ -85,13 +85,13 @@ mod tests {
     /// Computed elsewhere. Instances of several versions share a database, so this must not change.
     #[test]
     fn a_token_is_an_hmac_of_task_and_run() {
-        let token = Secret::new([7; 32]).token(TASK, 3);
+        let token = SigningKey::new([7; 32]).token(TASK, 3);
         assert_eq!(token, "3ca7734758db72a08b860ec6f4e1bf374ce438556635d7e7267be74ac29bb69e");
     }
 
     #[test]
     fn a_handle_is_a_url_and_the_secret_is_not_shown() {
-        let secret = Secret::new([7; 32]);
+        let secret = SigningKey::new([7; 32]);
         let handles = Handles::new("http://h".into(), secret.clone());
         assert_eq!(handles.of(TASK, 2), format!("http://h/task/{TASK}?run=2&token={}", secret.token(TASK, 2)));
         assert!(!format!("{handles:?}").contains('7'));

@@ -21,12 +21,16 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// From the variable or from the file that another one names. Empty is the same as absent, but a file that is
-    /// named must hold something.
-    pub fn read(name: &str, value: Option<&Secret>, file: Option<&PathBuf>) -> Result<Option<String>, String> {
+    /// What the variable holds, or the file that another one names, and how a message speaks of it. Empty is the same
+    /// as absent, but a file that is named must hold something.
+    pub fn read(
+        name: &str,
+        value: Option<&Secret>,
+        file: Option<&PathBuf>,
+    ) -> Result<Option<(String, String)>, String> {
         let value = value.map(|secret| secret.0.trim()).filter(|text| !text.is_empty());
         let Some(file) = file.filter(|file| !file.as_os_str().is_empty()) else {
-            return Ok(value.map(str::to_owned));
+            return Ok(value.map(|text| (text.to_owned(), name.to_owned())));
         };
         let at = format!("{name}_FILE={}", file.display());
         if value.is_some() {
@@ -37,6 +41,6 @@ impl Secret {
         if text.is_empty() {
             return Err(format!("{at}: must not be empty"));
         }
-        Ok(Some(text.to_owned()))
+        Ok(Some((text.to_owned(), at)))
     }
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{Api, Problem};
 use crate::access::{Keys, Paths, Scope};
-use crate::handle::Secret;
+use crate::handle::SigningKey;
 use crate::service::Service;
 use crate::store::Actor;
 
@@ -26,7 +26,7 @@ pub struct Door {
     /// None at all: everybody may do everything.
     pub keys: Keys,
     pub public: Paths,
-    pub secret: Secret,
+    pub secret: SigningKey,
 }
 
 /// The service, on behalf of whoever sent the request.

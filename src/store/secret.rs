@@ -1,17 +1,17 @@
 //! The secret that all instances share. It is made once and never changed: handles that are out there depend on it.
 
 use super::{Error, Result, Store};
-use crate::handle::Secret;
+use crate::handle::SigningKey;
 
 impl Store {
     /// The first instance that starts makes it; all others find it.
-    pub async fn secret(&self) -> Result<Secret> {
-        let fresh: [u8; Secret::LENGTH] = rand::random();
+    pub async fn secret(&self) -> Result<SigningKey> {
+        let fresh: [u8; SigningKey::LENGTH] = rand::random();
         sqlx::query!("insert into secret (handle) values ($1) on conflict do nothing", fresh.as_slice())
             .execute(&self.pool)
             .await?;
         let bytes = sqlx::query_scalar!("select handle from secret").fetch_one(&self.pool).await?;
         let bytes = bytes.try_into().map_err(|_| Error::corrupt("the secret has another length"))?;
-        Ok(Secret::new(bytes))
+        Ok(SigningKey::new(bytes))
     }
 }

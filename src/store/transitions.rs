@@ -167,6 +167,22 @@ fn count(tx: &mut Tx, transition: &Transition) {
     }
 }
 
+/// A row that one of the single statements has moved.
+struct Moved {
+    id: Uuid,
+    batch_id: Uuid,
+    run: i32,
+    attempt: i16,
+    last_updated: DateTime<Utc>,
+}
+
+impl Moved {
+    fn note(&self, tx: &mut Tx, from: Status, to: Status, cause: &'static str) {
+        let Moved { id, batch_id, run, attempt, last_updated } = *self;
+        tx.moved(Move { id, batch_id, from: Some(from), to, cause, run, attempt }, last_updated);
+    }
+}
+
 /// A task that was claimed: what its start needs.
 #[derive(Clone, Debug)]
 pub struct Claimed {
@@ -198,10 +214,9 @@ pub async fn claim(tx: &mut Tx, limit: i64, lease: Duration) -> Result<Vec<Claim
     .fetch_all(tx.conn())
     .await?;
     for row in &rows {
-        let (from, to) = (Some(Status::Pending), Status::Claimed);
-        let cause = Cause::Claim.as_str();
-        let made = Move { id: row.id, batch_id: row.batch_id, from, to, cause, run: row.run, attempt: row.attempt };
-        tx.moved(made, row.last_updated);
+        let (id, batch_id, run, attempt) = (row.id, row.batch_id, row.run, row.attempt);
+        let moved = Moved { id, batch_id, run, attempt, last_updated: row.last_updated };
+        moved.note(tx, Status::Pending, Status::Claimed, Cause::Claim.as_str());
     }
     Ok(rows
         .into_iter()
@@ -220,7 +235,8 @@ pub async fn claim(tx: &mut Tx, limit: i64, lease: Duration) -> Result<Vec<Claim
 pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<Vec<Uuid>> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
     let (ids, runs): (Vec<Uuid>, Vec<i32>) = tasks.iter().copied().unzip();
-    let rows = sqlx::query!(
+    let rows = sqlx::query_as!(
+        Moved,
         r#"with held as materialized (select id from task where id = any($1) order by id for update)
            update task t set status = 'running', started_at = coalesce($5, now()), last_updated = coalesce($5, now()),
                timeout_at = coalesce($5, now()) + make_interval(secs => t.timeout_secs)
@@ -237,10 +253,7 @@ pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<Vec<Uuid>> {
     .fetch_all(tx.conn())
     .await?;
     for row in &rows {
-        let (from, to) = (Some(Status::Claimed), Status::Running);
-        let cause = Cause::Start.as_str();
-        let made = Move { id: row.id, batch_id: row.batch_id, from, to, cause, run: row.run, attempt: row.attempt };
-        tx.moved(made, row.last_updated);
+        row.note(tx, Status::Claimed, Status::Running, Cause::Start.as_str());
     }
     Ok(rows.into_iter().map(|row| row.id).collect())
 }
@@ -249,7 +262,8 @@ pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<Vec<Uuid>> {
 pub async fn give_back(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<u64> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
     let (ids, runs): (Vec<Uuid>, Vec<i32>) = tasks.iter().copied().unzip();
-    let rows = sqlx::query!(
+    let rows = sqlx::query_as!(
+        Moved,
         r#"with held as materialized (select id from task where id = any($1) order by id for update)
            update task t set status = 'pending', claimed_by = null, timeout_at = null, last_updated = coalesce($5, now())
            from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
@@ -265,10 +279,7 @@ pub async fn give_back(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<u64> {
     .fetch_all(tx.conn())
     .await?;
     for row in &rows {
-        let (from, to) = (Some(Status::Claimed), Status::Pending);
-        let cause = "given_back";
-        let made = Move { id: row.id, batch_id: row.batch_id, from, to, cause, run: row.run, attempt: row.attempt };
-        tx.moved(made, row.last_updated);
+        row.note(tx, Status::Claimed, Status::Pending, "given_back");
     }
     Ok(rows.len() as u64)
 }
@@ -294,10 +305,9 @@ pub async fn release_due(tx: &mut Tx, limit: i64) -> Result<u64> {
     .fetch_all(tx.conn())
     .await?;
     for row in &rows {
-        let (from, to) = (Some(read_status(&row.from)?), Status::Pending);
-        let cause = Cause::RetryDue.as_str();
-        let made = Move { id: row.id, batch_id: row.batch_id, from, to, cause, run: row.run, attempt: row.attempt };
-        tx.moved(made, row.last_updated);
+        let (id, batch_id, run, attempt) = (row.id, row.batch_id, row.run, row.attempt);
+        let moved = Moved { id, batch_id, run, attempt, last_updated: row.last_updated };
+        moved.note(tx, read_status(&row.from)?, Status::Pending, Cause::RetryDue.as_str());
     }
     if !rows.is_empty() {
         tx.hint(Hints::START);

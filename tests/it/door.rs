@@ -307,7 +307,10 @@ fn the_start_is_refused_with_one_line_that_shows_no_key() {
         (&[("BIND_ADDR", "::"), ("API_KEYS", "")], "reprise: BIND_ADDR=::: must be a loopback address"),
         (&[("API_KEYS", "writer:key-of-the-writer:root")], "reprise: API_KEYS: entry 1 must be name:key"),
         (&[("API_KEYS_FILE", file.path())], &format!("reprise: API_KEYS_FILE={}: entry 2 must be", file.path())),
-        (&[("API_KEYS", KEYS), ("API_KEYS_FILE", "/f")], "reprise: API_KEYS_FILE=/f: cannot be combined with API_KEYS"),
+        (
+            &[("API_KEYS", KEYS), ("API_KEYS_FILE", "/f")],
+            "reprise: API_KEYS_FILE=/f: must not be set together with API_KEYS",
+        ),
         (&[("PUBLIC_PATHS", "/task")], "reprise: PUBLIC_PATHS=/task: must be some of"),
     ];
     for (settings, line) in cases {
