@@ -56,7 +56,7 @@ pub fn read_patch(body: Value, limits: &Limits) -> Result<Patch, Vec<String>> {
 
 pub fn read_progress(body: Value) -> Result<Progress, Vec<String>> {
     let mut problems = Problems::default();
-    let progress = Fields::open(body, "", &mut problems).map(|mut fields| {
+    let progress = Fields::open(or_nothing(body), "", &mut problems).map(|mut fields| {
         let progress = read_counters(&mut fields, &mut problems);
         fields.close(&mut problems);
         progress
@@ -67,7 +67,7 @@ pub fn read_progress(body: Value) -> Result<Progress, Vec<String>> {
 pub fn read_retry_request(body: Value) -> Result<RetryRequest, Vec<String>> {
     let mut problems = Problems::default();
     refuse_nul(&body, "", &mut problems);
-    let request = Fields::open(body, "", &mut problems).map(|mut fields| {
+    let request = Fields::open(or_nothing(body), "", &mut problems).map(|mut fields| {
         let request = RetryRequest {
             requested_by: fields.string("requested_by", 1..=255, &mut problems),
             cascade: fields.boolean("cascade", &mut problems).unwrap_or(true),
@@ -77,6 +77,11 @@ pub fn read_retry_request(body: Value) -> Result<RetryRequest, Vec<String>> {
         request
     });
     problems.or(request)
+}
+
+/// A body that may be left out may be null as well.
+fn or_nothing(body: Value) -> Value {
+    if body.is_null() { Value::Object(serde_json::Map::new()) } else { body }
 }
 
 fn read_result(fields: &mut Fields, problems: &mut Problems) -> Option<Result<(), Failure>> {

@@ -22,9 +22,10 @@ fn an_empty_patch_asks_for_nothing() {
         "new_success": null, "new_failures": null, "expected_count": null, "priority": null, "run": null,
     });
     assert_eq!(patch(nulls).unwrap(), Patch::default());
-    for (body, what) in
-        [(json!([]), "an array"), (json!("x"), "a string"), (json!(null), "null"), (json!(1), "a number")]
-    {
+    assert_eq!(patch(json!(null)).unwrap_err(), ["body: must be an object, not null"]);
+    assert_eq!(read_progress(json!(null)).unwrap(), Progress::default(), "its body may be left out");
+    assert_eq!(read_retry_request(json!(null)), read_retry_request(json!({})), "and so may this one");
+    for (body, what) in [(json!([]), "an array"), (json!("x"), "a string"), (json!(1), "a number")] {
         assert_eq!(patch(body.clone()).unwrap_err(), [format!("body: must be an object, not {what}")]);
         assert_eq!(read_progress(body).unwrap_err(), [format!("body: must be an object, not {what}")]);
     }

@@ -38,6 +38,7 @@ async fn signs_of_life_move_the_timeout_and_add_up() {
     f.claim().await;
     f.advance(20);
     assert_eq!(f.api.put(&path, &json!({})).await.status, 202);
+    assert_eq!(f.api.put(&path, &Value::Null).await.status, 202, "nothing to say is a sign of life too");
     f.advance(20);
     assert_eq!(f.api.put(&path, &json!({"new_success": 3, "new_failures": 1})).await.status, 202);
     f.advance(20);
