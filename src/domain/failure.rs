@@ -108,11 +108,14 @@ pub enum RetryAfter {
 }
 
 impl RetryAfter {
-    /// Milliseconds from `now`; none if that moment is not ahead.
+    /// Milliseconds from `now`, a part of one counted as a whole: never early. None if that moment is not ahead.
     pub fn wait_ms(self, now: DateTime<Utc>) -> Option<u64> {
         let wait = match self {
             RetryAfter::Secs(secs) => secs.saturating_mul(1000),
-            RetryAfter::At(at) => u64::try_from((at - now).num_milliseconds()).unwrap_or(0),
+            RetryAfter::At(at) => {
+                let micros = (at - now).num_microseconds().and_then(|wait| u64::try_from(wait).ok());
+                micros.unwrap_or(0).div_ceil(1000)
+            }
         };
         (wait > 0).then_some(wait)
     }

@@ -96,6 +96,10 @@ fn a_known_wait_is_a_deferral() {
             (wait, found) => panic!("{after:?}: {wait:?}, {found:?}"),
         }
     }
+    // A part of a millisecond counts up: never before the time that was asked for.
+    let odd = at(9) + TimeDelta::microseconds(1);
+    let Verdict::Defer { at: due, .. } = verdict(&policy(), &limited(RetryAfter::At(odd)), around(0)) else { panic!() };
+    assert!(due >= odd, "{due}");
     // It needs no retry to be left, but a retry to be allowed at all.
     assert!(matches!(verdict(&policy(), &limited(RetryAfter::Secs(1)), around(3)), Verdict::Defer { .. }));
     let never = Policy { no_retry_on_status: patterns(&["429"]), ..policy() };

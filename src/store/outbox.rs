@@ -86,7 +86,8 @@ fn state(transition: &Transition) -> String {
         "batch_id": task.batch_id,
         "status": task.status,
         "trigger": trigger,
-        "attempt": task.attempt,
+        // Both of the execution that it tells of, not of the one that may follow.
+        "attempt": transition.attempt().map_or(task.attempt, |ended| ended.attempt),
         "run": transition.from_run(),
         "max_retries": task.retry.as_ref().map(|p| p.max_retries),
         "will_retry": task.status == Status::RetryPending,

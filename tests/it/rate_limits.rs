@@ -200,6 +200,8 @@ async fn on_retry_is_told_of_each_retry_and_deferral() {
         (&state["will_retry"], &state["status"], &state["trigger"]),
         (&json!(true), &json!("RetryPending"), &json!("retry"))
     );
+    assert_eq!((&state["run"], &state["attempt"]), (&json!(0), &json!(0)), "both of the execution that failed");
+    assert_eq!(told[0].header("x-task-attempt"), "0");
     assert_eq!((&state["next_retry_at"], &state["max_retries"]), (&json!("2026-01-01T00:00:10.000000Z"), &json!(3)));
     assert_eq!((&state["failure_reason"], &state["ended_at"]), (&json!("it broke"), &Value::Null));
     f.api.patch(&format!("/task/pause/{}", ids[0]), &json!({})).await;
