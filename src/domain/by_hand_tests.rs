@@ -9,6 +9,7 @@ fn anew(before: &Task, wait_count: i32, run: i32) -> Task {
         deferrals: 0,
         wait_count,
         claimed_by: None,
+        slots: Vec::new(),
         timeout_at: None,
         next_retry_at: None,
         started_at: None,

@@ -33,6 +33,7 @@ fn a_deferral_uses_up_a_run_and_no_attempt() {
                 run: RUN + 1,
                 deferrals: before.deferrals + 1,
                 claimed_by: None,
+                slots: Vec::new(),
                 timeout_at: None,
                 next_retry_at: Some(at(90)),
                 failure_type: Some(FailureType::RateLimit),

@@ -191,10 +191,11 @@ fn change(before: &Task, after: Task, cause: Cause, attempt: Option<Attempt>) ->
     Ok(Some(Transition::new(before, after, cause, attempt)))
 }
 
-/// Leaves Claimed or Running: nobody holds the task any more.
+/// Leaves Claimed or Running: nobody holds the task any more, and it holds no slot.
 fn release(task: &mut Task) {
     task.claimed_by = None;
     task.timeout_at = None;
+    task.slots = Vec::new();
 }
 
 fn end(task: &mut Task, status: Status, now: DateTime<Utc>) {

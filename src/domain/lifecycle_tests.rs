@@ -272,7 +272,7 @@ fn only_the_instance_that_claimed_a_task_can_start_it() {
     let claimed = task(Status::Claimed);
     assert!(refused(&claimed, &Event::Started { by: SOMEBODY_ELSE }, moment(0)));
     assert!(refused(&claimed, &Event::StartFailed { by: SOMEBODY_ELSE, failure: refusal() }, moment(0)));
-    let nobodys = Task { claimed_by: None, ..claimed };
+    let nobodys = Task { claimed_by: None, slots: Vec::new(), ..claimed };
     assert!(refused(&nobodys, &Event::Started { by: ME }, moment(0)));
     assert!(refused(&nobodys, &Event::StartFailed { by: ME, failure: refusal() }, moment(0)));
 }
@@ -343,6 +343,7 @@ fn a_canceled_task_tells_only_those_who_were_at_it() {
             status: Status::Canceled,
             ended_at: Some(at(3)),
             claimed_by: None,
+            slots: Vec::new(),
             timeout_at: None,
             next_retry_at: None,
             ..before.clone()

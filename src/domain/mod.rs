@@ -11,6 +11,7 @@ pub mod patch;
 pub mod policy;
 pub mod retry;
 pub mod retry_view;
+pub mod rules;
 #[cfg(test)]
 mod sample;
 pub mod status;

@@ -9,6 +9,7 @@ use super::input::{Fields, Problems, refuse_nul};
 use super::new_policy::read_policy;
 use super::policy::Policy;
 use super::retry;
+use super::rules::{Bearer, Rule, read_rules};
 use super::status::Status;
 use super::task::Flags;
 use super::webhook::{Action, ActionKind, Actions, RESERVED_HEADERS, Verb, WebhookParams};
@@ -30,6 +31,8 @@ pub struct NewBatch {
     pub on_batch_complete: Vec<Action>,
     pub scope: Option<String>,
     pub metadata: Option<Value>,
+    /// Of tasks that bring none.
+    pub fair_key: Option<String>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -47,6 +50,8 @@ pub struct NewTask {
     pub dead_end_barrier: bool,
     pub retry: RetryChoice,
     pub run_at: Option<DateTime<Utc>>,
+    pub rules: Vec<Rule>,
+    pub fair_key: Option<String>,
 }
 
 /// Where the retry policy of a new task comes from.
@@ -63,6 +68,13 @@ pub enum RetryChoice {
 pub struct Dependency {
     pub parent: usize,
     pub requires_success: bool,
+}
+
+impl NewBatch {
+    /// Empty for a task without one.
+    pub fn fair_key_of<'a>(&'a self, task: &'a NewTask) -> &'a str {
+        task.fair_key.as_deref().or(self.fair_key.as_deref()).unwrap_or_default()
+    }
 }
 
 impl NewTask {
@@ -90,6 +102,7 @@ pub fn read_batch(body: Value, limits: &Limits) -> Result<NewBatch, Vec<String>>
             on_batch_complete: Vec::new(),
             scope: None,
             metadata: None,
+            fair_key: None,
         }),
         Value::Object(_) => Fields::open(body, "", &mut problems).map(|mut fields| {
             fields.require("tasks", &mut problems);
@@ -99,6 +112,7 @@ pub fn read_batch(body: Value, limits: &Limits) -> Result<NewBatch, Vec<String>>
                 on_batch_complete: read_actions(&mut fields, "on_batch_complete", &mut problems),
                 scope: fields.string("scope", 1..=255, &mut problems),
                 metadata: read_metadata(&mut fields, limits, &mut problems),
+                fair_key: fields.string("fair_key", 1..=255, &mut problems),
             };
             if batch.on_batch_complete.len() > limits.actions_per_task {
                 problems.add("on_batch_complete", format!("must have at most {} actions", limits.actions_per_task));
@@ -163,9 +177,12 @@ fn read_task(
     limits: &Limits,
     problems: &mut Problems,
 ) -> NewTask {
+    let name = fields.required_string("name", 1..=255, problems).unwrap_or_default();
+    let kind = fields.required_string("kind", 1..=100, problems).unwrap_or_default();
     let task = NewTask {
-        name: fields.required_string("name", 1..=255, problems).unwrap_or_default(),
-        kind: fields.required_string("kind", 1..=100, problems).unwrap_or_default(),
+        name,
+        rules: read_rules(fields, &kind, problems),
+        kind,
         timeout_secs: fields.integer("timeout", 1..=86_400, problems).unwrap_or(60),
         metadata: read_metadata(fields, limits, problems),
         priority: fields.integer("priority", -1000..=1000, problems).unwrap_or(0),
@@ -182,7 +199,14 @@ fn read_task(
         dead_end_barrier: fields.boolean("dead_end_barrier", problems).unwrap_or(false),
         retry: read_retry(fields, limits, problems),
         run_at: fields.timestamp("run_at", problems),
+        fair_key: fields.string("fair_key", 1..=255, problems),
     };
+    let bearer = Bearer { metadata: task.metadata.as_ref(), has_expected_count: task.expected_count.is_some() };
+    for (i, rule) in task.rules.iter().enumerate() {
+        if let Some(problem) = bearer.problem(rule) {
+            problems.add(fields.path(&format!("rules[{i}]")), problem);
+        }
+    }
     let lists = [&task.actions.on_success, &task.actions.on_failure, &task.actions.on_retry];
     let actions: usize = lists.iter().map(|list| list.len()).sum();
     if actions > limits.actions_per_task {

@@ -63,12 +63,14 @@ fn defaults_are_filled_in() {
         dead_end_barrier: false,
         retry: RetryChoice::OfKind,
         run_at: None,
+        rules: Vec::new(),
+        fair_key: None,
     };
     assert_eq!(read_one(json!({})).unwrap(), expected);
     let nulls = json!({
         "id": null, "timeout": null, "metadata": null, "priority": null, "on_start": null, "on_success": null,
         "on_failure": null, "on_retry": null, "dependencies": null, "expected_count": null, "dead_end_barrier": null,
-        "run_at": null,
+        "run_at": null, "rules": null, "fair_key": null,
     });
     assert_eq!(read_one(nulls).unwrap(), expected, "null is absent");
 }

@@ -35,6 +35,7 @@ fn a_failure_that_may_be_retried_is_no_end() {
             attempt: ATTEMPT + 1,
             run: RUN + 1,
             claimed_by: None,
+            slots: Vec::new(),
             timeout_at: None,
             next_retry_at: Some(due),
             failure_type: Some(failure.failure_type),
@@ -86,6 +87,7 @@ fn a_failure_that_may_not_be_retried_is_the_end() {
             let expected = Task {
                 status: Status::Failure,
                 claimed_by: None,
+                slots: Vec::new(),
                 timeout_at: None,
                 ended_at: Some(at(0)),
                 failure_type: Some(failure.failure_type),
@@ -169,6 +171,7 @@ fn success_ends_the_task_and_clears_what_went_wrong_before() {
         let expected = Task {
             status: Status::Success,
             claimed_by: None,
+            slots: Vec::new(),
             timeout_at: None,
             started_at: began(&before),
             ended_at: Some(at(6)),

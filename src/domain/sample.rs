@@ -80,6 +80,7 @@ pub fn task(status: Status) -> Task {
         claimed_by: None,
         claimed_run: Some(RUN - 1),
         manual_run: None,
+        slots: Vec::new(),
         timeout_at: None,
         next_retry_at: None,
         created_at: at(-1000),
@@ -96,6 +97,7 @@ pub fn task(status: Status) -> Task {
         Status::Claimed | Status::Running => {
             task.claimed_by = Some(ME);
             task.claimed_run = Some(RUN);
+            task.slots = vec![5, 8];
             task.timeout_at = Some(at(0));
             task.started_at = (status == Status::Running).then(|| at(-30));
         }

@@ -28,6 +28,8 @@ pub struct Task {
     pub claimed_run: Option<i32>,
     /// The run that somebody asked for by hand.
     pub manual_run: Option<i32>,
+    /// What it occupies of rules while it is Claimed or Running.
+    pub slots: Vec<i64>,
     /// End of the lease while Claimed, deadline while Running.
     pub timeout_at: Option<DateTime<Utc>>,
     pub next_retry_at: Option<DateTime<Utc>>,

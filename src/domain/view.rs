@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::failure::FailureType;
 use super::policy::Policy;
+use super::rules::Rule;
 use super::status::Status;
 use super::webhook::Actions;
 
@@ -87,6 +88,11 @@ pub struct WholeTask {
     /// Not started before this.
     #[schema(required)]
     pub run_at: Option<Timestamp>,
+    /// What has to be so for it to start.
+    pub rules: Vec<Rule>,
+    /// Among equal priorities, keys take turns.
+    #[schema(required)]
+    pub fair_key: Option<String>,
 }
 
 /// How many tasks of a batch are in which status.
@@ -149,6 +155,15 @@ pub struct StoppedBatch {
     pub canceled_retry_pending: i32,
     pub canceled_paused: i32,
     pub already_terminal: i32,
+}
+
+/// What a change of rules did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ChangedRules {
+    pub batch_id: Uuid,
+    pub kind: String,
+    /// Alive tasks of the kind, which have the rules now.
+    pub updated_count: i32,
 }
 
 /// The tasks of a batch and what depends on what.

@@ -1,4 +1,4 @@
-//! `/batches`, `/batch/{id}`, `/dag/{batch_id}`
+//! `/batches`, `/batch/{id}`, `/batch/{id}/rules`, `/dag/{batch_id}`
 
 use axum::Json;
 use axum::extract::State;
@@ -6,10 +6,12 @@ use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
 use super::auth::Caller;
-use super::extract::{Id, Query};
+use super::dto::NewRules;
+use super::extract::{Body, Id, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
-use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
+use crate::domain::rules::read_rules_change;
+use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::query::BatchFilter;
 
 /// List batches, newest first
@@ -76,6 +78,34 @@ pub async fn get(State(api): State<Api>, Id(id): Id) -> Result<Json<Batch>, Prob
 )]
 pub async fn stop(State(api): State<Api>, Caller(service): Caller, Id(id): Id) -> Result<Json<StoppedBatch>, Problem> {
     Ok(Json(api.unbroken(async move { service.stop(id).await }).await?))
+}
+
+/// Change the rules of a batch's tasks
+///
+/// All tasks of the kind that are alive get these rules instead of theirs, and those that were blocked are judged anew.
+#[utoipa::path(
+    patch, path = "/batch/{id}/rules", operation_id = "changeRules", tag = "batches",
+    params(("id" = Uuid, Path, description = "The batch")),
+    request_body = NewRules,
+    responses(
+        (status = 200, description = "How many tasks have them now", body = ChangedRules),
+        (status = 400, description = "A malformed rule, or one that a task of the batch cannot carry", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
+        (status = 413, description = "The body is too large", body = Problem,
+         content_type = "application/problem+json"),
+        (status = 503, description = "The database is not available", body = Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+pub async fn change_rules(
+    State(api): State<Api>,
+    Caller(service): Caller,
+    Id(id): Id,
+    Body(body): Body,
+) -> Result<Json<ChangedRules>, Problem> {
+    let change = read_rules_change(body).map_err(Problem::invalid)?;
+    Ok(Json(api.unbroken(async move { service.change_rules(id, &change).await }).await?))
 }
 
 /// Get the graph of a batch

@@ -29,6 +29,9 @@ pub struct NewBatch {
     pub scope: Option<String>,
     #[schema(value_type = Option<Metadata>)]
     pub metadata: Option<Value>,
+    /// The `fair_key` of tasks that have none of their own.
+    #[schema(min_length = 1, max_length = 255)]
+    pub fair_key: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -63,6 +66,60 @@ pub struct NewTask {
     pub retry: Option<NewRetry>,
     /// Not started before this.
     pub run_at: Option<DateTime<Utc>>,
+    /// What has to be so for it to start; all of them have to pass.
+    #[schema(max_items = 10)]
+    pub rules: Option<Vec<NewRule>>,
+    /// For example a tenant: among tasks of equal priority, keys take turns.
+    #[schema(min_length = 1, max_length = 255)]
+    pub fair_key: Option<String>,
+}
+
+/// Lets the task start only while those that match leave room. `max_concurency` and `Concurency` may be written with two
+/// r as well.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", deny_unknown_fields)]
+#[schema(examples(
+    json!({"type": "Concurency", "max_concurency": 3, "matcher": {"kind": "import", "fields": ["tenant"]}}),
+    json!({"type": "Capacity", "max_capacity": 1000, "matcher": {"kind": "import", "fields": []}}),
+))]
+pub enum NewRule {
+    /// So many tasks that match execute at once at most.
+    #[serde(rename = "Concurency")]
+    Concurrency {
+        #[schema(minimum = 1)]
+        max_concurency: i32,
+        matcher: NewMatcher,
+    },
+    /// The tasks that match and execute have together less than this to do: `expected_count − success − failures`.
+    Capacity {
+        #[schema(minimum = 1)]
+        max_capacity: i64,
+        matcher: NewMatcher,
+    },
+}
+
+/// Tasks of a kind with the same values in these metadata fields as the task that carries the rule.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewMatcher {
+    /// The task's own kind by default.
+    #[schema(min_length = 1, max_length = 100)]
+    pub kind: Option<String>,
+    /// Running, which counts Claimed tasks too.
+    #[schema(value_type = Option<String>, example = "Running")]
+    pub status: Option<String>,
+    #[schema(max_items = 20)]
+    pub fields: Option<Vec<String>>,
+}
+
+/// Rules for the alive tasks of a kind.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewRules {
+    #[schema(min_length = 1, max_length = 100)]
+    pub kind: String,
+    #[schema(max_items = 10)]
+    pub rules: Vec<NewRule>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

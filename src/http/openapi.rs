@@ -41,6 +41,7 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(batches::dag))
         .routes(routes!(batches::list))
         .routes(routes!(batches::get, batches::stop))
+        .routes(routes!(batches::change_rules))
         .routes(routes!(deliveries::list))
         .routes(routes!(deliveries::redeliver))
         .routes(routes!(system::health))

@@ -7,6 +7,7 @@ use crate::domain::new_policy::read_default_policy;
 use crate::domain::new_task::{Limits, read_batch};
 use crate::domain::patch::{read_patch, read_progress, read_retry_request};
 use crate::domain::retry;
+use crate::domain::rules::read_rules_change;
 
 const LIMITS: Limits = Limits {
     tasks_per_batch: 10,
@@ -31,7 +32,7 @@ struct Shape {
     read: fn(Value) -> Vec<String>,
 }
 
-const SHAPES: [Shape; 11] = [
+const SHAPES: [Shape; 13] = [
     Shape { schema: "NewBatch", path: "", read: batch_problems },
     Shape { schema: "NewTask", path: "[0].", read: |task| batch_problems(json!([task])) },
     Shape {
@@ -52,6 +53,12 @@ const SHAPES: [Shape; 11] = [
         path: "[0].on_start.params.",
         read: |params| task_problems("on_start", &json!({"kind": "Webhook", "params": params})),
     },
+    Shape {
+        schema: "NewMatcher",
+        path: "[0].rules[0].matcher.",
+        read: |matcher| task_problems("rules", &json!([{"type": "Capacity", "max_capacity": 1, "matcher": matcher}])),
+    },
+    Shape { schema: "NewRules", path: "", read: |body| read_rules_change(body).err().unwrap_or_default() },
     Shape { schema: "TaskPatch", path: "", read: |body| read_patch(body, &LIMITS).err().unwrap_or_default() },
     Shape { schema: "RetryRequest", path: "", read: |body| read_retry_request(body).err().unwrap_or_default() },
     Shape { schema: "TaskProgress", path: "", read: |body| read_progress(body).err().unwrap_or_default() },
@@ -129,6 +136,7 @@ fn words_of_the_readers() -> BTreeSet<String> {
         include_str!("../domain/new_task.rs"),
         include_str!("../domain/new_policy.rs"),
         include_str!("../domain/patch.rs"),
+        include_str!("../domain/rules.rs"),
     ];
     let is_word = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c == '_');
     sources.iter().flat_map(|source| source.split('"')).filter(is_word).map(String::from).collect()

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, mpsc};
@@ -15,13 +16,15 @@ use crate::domain::failure::{Failure, FailureType, Trigger};
 use crate::domain::lifecycle::{Event, Transition, decide};
 use crate::domain::task::Flags;
 use crate::domain::webhook::Action;
-use crate::store::transitions::{self, Claimed};
+use crate::store::transitions::{self, Claims};
 use crate::store::{self, Actor, Store, lock, outbox, query, retrying};
 use crate::wake::Hints;
 use crate::webhook::{CallError, Client};
 
 /// Tasks claimed by one statement at most; past a few hundred a larger batch gains nothing.
 const CLAIM_LIMIT: usize = 200;
+/// Tasks looked at by one claim at most, where rules block most of them.
+const LOOK_LIMIT: usize = 2000;
 /// Of those that stand aside for their receiver, how many times the calls at once are held beside what can be called.
 /// A bound, because what is claimed here nobody else can start.
 const ASIDE: usize = 8;
@@ -40,6 +43,8 @@ pub struct Start {
     settings: Settings,
     held: Held,
     queue: Queue,
+    /// How many of the queue the next claim looks at.
+    look: AtomicUsize,
 }
 
 /// What came of one `on_start`.
@@ -64,22 +69,21 @@ impl Start {
             results,
         };
         let answers = Results { store: store.clone(), held: held.clone(), incoming };
-        (Start { store, settings, held, queue }, caller, answers)
+        (Start { store, settings, held, queue, look: AtomicUsize::new(0) }, caller, answers)
     }
 
-    async fn claim(&self, limit: usize) -> store::Result<Vec<Claimed>> {
+    async fn claim(&self, limit: usize, look: usize) -> store::Result<Claims> {
         retrying(|| async {
-            let mut tx = self.store.begin_relaxed(Actor::Loop(Self::NAME)).await?;
-            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            let claimed = transitions::claim(&mut tx, limit, self.settings.lease).await?;
+            let mut tx = self.store.begin_claim(Actor::Loop(Self::NAME)).await?;
+            let claims = transitions::claim(&mut tx, limit, look, self.settings.lease).await?;
             // Nobody to call: it runs from now on and waits for a report.
             let silent: Vec<(Uuid, i32)> =
-                claimed.iter().filter(|c| !c.flags.has(Flags::ON_START)).map(|c| (c.id, c.run)).collect();
+                claims.tasks.iter().filter(|c| !c.flags.has(Flags::ON_START)).map(|c| (c.id, c.run)).collect();
             if !silent.is_empty() {
                 transitions::started(&mut tx, &silent).await?;
             }
             tx.commit().await?;
-            Ok(claimed)
+            Ok(claims)
         })
         .await
     }
@@ -104,7 +108,9 @@ impl Loop for Start {
             return Ok(Tick::default());
         }
         let limit = room.min(CLAIM_LIMIT);
-        let mut claimed = self.claim(limit).await?;
+        let Claims { tasks: mut claimed, parked, more } = self.claim(limit, self.look.load(Ordering::Relaxed)).await?;
+        // Where most are blocked they are put out of the way faster than they are claimed.
+        self.look.store(if parked * 2 > limit { LOOK_LIMIT } else { limit }, Ordering::Relaxed);
         let processed = claimed.len();
         claimed.retain(|c| c.flags.has(Flags::ON_START));
         if !claimed.is_empty() {
@@ -112,7 +118,7 @@ impl Loop for Start {
             let mut actions: HashMap<Uuid, Action> =
                 query::start_actions(&self.store, &ids).await?.into_iter().collect();
             // In the order of the queue, which the statement's answer is not in.
-            claimed.sort_unstable_by_key(|c| (std::cmp::Reverse(c.priority), c.id));
+            claimed.sort_unstable_by_key(|c| (std::cmp::Reverse(c.priority), c.turn, c.id));
             for claimed in claimed {
                 if let Some(action) = actions.remove(&claimed.id) {
                     self.held.take(claimed.id, claimed.run);
@@ -120,7 +126,7 @@ impl Loop for Start {
                 }
             }
         }
-        Ok(Tick { processed: processed as u64, more: processed == limit, due_in: None })
+        Ok(Tick { processed: processed as u64, more, due_in: None })
     }
 }
 

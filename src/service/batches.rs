@@ -2,15 +2,16 @@
 
 use uuid::Uuid;
 
-use super::{Result, Service, no_batch};
+use super::{Error, Result, Service, no_batch};
 use crate::domain::lifecycle::{Event, Transition, decide};
+use crate::domain::rules::RulesChange;
 use crate::domain::status::Status;
-use crate::domain::view::{Batch, BatchSummary, Dag, StoppedBatch};
+use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::query::{BatchFilter, Page};
-use crate::store::{self, lock, query, retrying, transitions};
+use crate::store::{self, lock, query, retrying, slots, transitions};
 
-/// Tasks that one transaction of a stop cancels: others wait for its locks no longer than that takes.
-const STOP_CHUNK: i64 = 2000;
+/// Tasks of a batch that one transaction changes: others wait for its locks no longer than that takes.
+const CHUNK: i64 = 2000;
 
 impl Service {
     pub async fn batches(&self, filter: &BatchFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
@@ -52,9 +53,36 @@ impl Service {
         })
     }
 
+    /// New rules for what is alive of a kind; whatever they let through starts.
+    pub async fn change_rules(&self, id: Uuid, change: &RulesChange) -> Result<ChangedRules> {
+        if !query::batch_exists(&self.store, id).await? {
+            return Err(no_batch(id));
+        }
+        let problems = slots::cannot_carry(&self.store, id, change).await?;
+        if !problems.is_empty() {
+            let line = |(task, problem)| format!("rules: task {task}: {problem}");
+            return Err(Error::Invalid(problems.into_iter().map(line).collect()));
+        }
+        slots::register(&self.store, &change.rules).await?;
+        let (mut updated, mut after) = (0, None);
+        loop {
+            let chunk = retrying(|| async {
+                let mut tx = self.begin().await?;
+                let changed = slots::change_rules(&mut tx, id, change, after, CHUNK).await?;
+                tx.commit().await?;
+                Ok(changed)
+            })
+            .await?;
+            let Some(last) = chunk.last() else { break };
+            updated += i32::try_from(chunk.len()).unwrap_or(0);
+            after = Some(*last);
+        }
+        Ok(ChangedRules { batch_id: id, kind: change.kind.clone(), updated_count: updated })
+    }
+
     async fn stop_chunk(&self, id: Uuid, below: Option<Uuid>) -> store::Result<Chunk> {
         let mut tx = self.begin().await?;
-        let locked = lock::last_alive_of_batch(&mut tx, id, below, STOP_CHUNK).await?;
+        let locked = lock::last_alive_of_batch(&mut tx, id, below, CHUNK).await?;
         let decided: Vec<Transition> = locked
             .tasks
             .iter()

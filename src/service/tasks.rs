@@ -4,14 +4,14 @@ use uuid::Uuid;
 
 use super::{Error, Result, Service, no_task};
 use crate::domain::lifecycle::{self, Event, Report};
-use crate::domain::new_task::NewBatch;
+use crate::domain::new_task::{NewBatch, NewTask};
 use crate::domain::patch::{Patch, Progress};
 use crate::domain::task::Task;
 use crate::domain::view::{BasicTask, Timestamp, WholeTask};
 use crate::store::idempotency::{self, Key, Seen};
 use crate::store::progress::{self, Sign};
 use crate::store::query::{Page, TaskFilter};
-use crate::store::{self, Tx, attempts, create, lock, policies, query, retrying, transitions};
+use crate::store::{self, Tx, attempts, create, fairness, lock, policies, query, retrying, slots, transitions};
 
 /// A new batch; without tasks nothing was stored.
 #[derive(Debug)]
@@ -36,9 +36,13 @@ impl Service {
             return Ok(Created { batch_id: Uuid::now_v7(), tasks: Vec::new() });
         }
         let defaults = policies::by_kind(&self.store).await?;
-        let created = retrying(|| self.create_once(batch, key, &defaults)).await?;
+        slots::register(&self.store, batch.tasks.iter().flat_map(|task| &task.rules)).await?;
+        let keys: Vec<(i16, &str)> = batch.tasks.iter().map(|task| (task.priority, batch.fair_key_of(task))).collect();
+        let turns = fairness::turns(&self.store, &keys).await?;
+        let around = create::Circumstances { defaults, turns };
+        let created = retrying(|| self.create_once(batch, key, &around)).await?;
         let Some(created) = created else { return Err(Error::KeyReused) };
-        let view = |(id, task): (&Uuid, &crate::domain::new_task::NewTask)| BasicTask {
+        let view = |(id, task): (&Uuid, &NewTask)| BasicTask {
             id: *id,
             name: task.name.clone(),
             kind: task.kind.clone(),
@@ -65,7 +69,7 @@ impl Service {
         &self,
         batch: &NewBatch,
         key: Option<&Key>,
-        defaults: &policies::ByKind,
+        around: &create::Circumstances,
     ) -> store::Result<Option<create::Created>> {
         let mut tx = self.begin().await?;
         let batch_id = Uuid::now_v7();
@@ -82,7 +86,7 @@ impl Service {
                 }
             }
         }
-        let created = create::batch(&mut tx, batch_id, batch, defaults).await?;
+        let created = create::batch(&mut tx, batch_id, batch, around).await?;
         if let Some(key) = key {
             idempotency::record(&mut tx, key, &created).await?;
         }

@@ -20,8 +20,16 @@ pub struct Created {
     pub created_at: DateTime<Utc>,
 }
 
-/// `defaults` are the policies of tasks that bring none.
-pub async fn batch(tx: &mut Tx, batch_id: Uuid, batch: &NewBatch, defaults: &ByKind) -> Result<Created> {
+/// What is known of a batch beside the request.
+#[derive(Clone, Debug)]
+pub struct Circumstances {
+    /// The policies of tasks that bring none.
+    pub defaults: ByKind,
+    /// Whose turn each task is.
+    pub turns: Vec<i64>,
+}
+
+pub async fn batch(tx: &mut Tx, batch_id: Uuid, batch: &NewBatch, around: &Circumstances) -> Result<Created> {
     if batch.tasks.is_empty() {
         let created_at = sqlx::query_scalar!(r#"select coalesce($1, now()) as "now!""#, tx.store.clock().param())
             .fetch_one(tx.conn())
@@ -32,7 +40,7 @@ pub async fn batch(tx: &mut Tx, batch_id: Uuid, batch: &NewBatch, defaults: &ByK
     // Made in ascending order: the queue takes equal priorities in the order of the batch, and locks taken in the
     // order of ids go from parents to children.
     let ids: Vec<Uuid> = batch.tasks.iter().map(|_| Uuid::now_v7()).collect();
-    insert_tasks(tx, batch_id, &ids, &batch.tasks, defaults, created_at).await?;
+    insert_tasks(tx, batch_id, &ids, batch, around, created_at).await?;
     insert_links(tx, &ids, &batch.tasks).await?;
     for (id, task) in ids.iter().zip(&batch.tasks) {
         let made = Move { id: *id, batch_id, from: None, to: task.status(), cause: "create", run: 0, attempt: 0 };
@@ -83,10 +91,11 @@ async fn insert_tasks(
     tx: &mut Tx,
     batch_id: Uuid,
     ids: &[Uuid],
-    tasks: &[NewTask],
-    defaults: &ByKind,
+    batch: &NewBatch,
+    around: &Circumstances,
     created_at: DateTime<Utc>,
 ) -> Result<()> {
+    let (tasks, defaults) = (&batch.tasks, &around.defaults);
     macro_rules! column {
         ($task:ident => $value:expr) => {
             &tasks.iter().map(|$task| $value).collect::<Vec<_>>()[..]
@@ -101,23 +110,29 @@ async fn insert_tasks(
         .iter()
         .map(|t| policy(t, defaults).map(|(p, _)| json(serde_json::to_string(p))).transpose())
         .collect::<Result<Vec<_>>>()?;
+    let rules = tasks
+        .iter()
+        .map(|t| (!t.rules.is_empty()).then(|| json(serde_json::to_string(&t.rules))).transpose())
+        .collect::<Result<Vec<_>>>()?;
     let wait_count = |t: &NewTask| i32::try_from(t.dependencies.len()).unwrap_or(i32::MAX);
     sqlx::query!(
         "with u as materialized (
              select * from unnest($3::uuid[], $4::text[]::task_status[], $5::smallint[], $6::smallint[], $7::int[],
                                   $8::int[], $9::int[], $10::timestamptz[], $11::text[], $12::text[], $13::jsonb[],
-                                  $14::text[], $15::text[], $16::boolean[], $17::text[])
+                                  $14::text[], $15::text[], $16::boolean[], $17::text[], $18::bigint[], $19::text[],
+                                  $20::text[])
                  u(id, status, priority, flags, wait_count, timeout_secs, expected_count, run_at, name, kind, metadata,
-                   actions, retry, dead_end_barrier, retry_source)
+                   actions, retry, dead_end_barrier, retry_source, turn, rules, fair_key)
          ), spec as (
              insert into task_spec (id, batch_id, name, kind, metadata, actions, retry, retry_source, run_at,
-                                    dead_end_barrier, created_at)
-             select id, $1, name, kind, metadata, actions, retry, retry_source, run_at, dead_end_barrier, $2 from u
+                                    dead_end_barrier, rules, fair_key, created_at)
+             select id, $1, name, kind, metadata, actions, retry, retry_source, run_at, dead_end_barrier, rules, fair_key,
+                    $2 from u
          )
          insert into task (id, batch_id, status, priority, flags, wait_count, timeout_secs, expected_count, not_before,
-                           created_at, last_updated)
+                           turn, created_at, last_updated)
          select id, $1, status, priority, flags, wait_count, timeout_secs, expected_count,
-                case when run_at > $2 then run_at end, $2, $2 from u",
+                case when run_at > $2 then run_at end, turn, $2, $2 from u",
         batch_id,
         created_at,
         ids,
@@ -135,6 +150,9 @@ async fn insert_tasks(
         &retry as &[Option<String>],
         column!(t => t.dead_end_barrier),
         column!(t => policy(t, defaults).map(|(_, source)| source.as_str())) as &[Option<&str>],
+        &around.turns,
+        &rules as &[Option<String>],
+        column!(t => Some(batch.fair_key_of(t)).filter(|key| !key.is_empty())) as &[Option<&str>],
     )
     .execute(tx.conn())
     .await?;

@@ -31,6 +31,7 @@ struct Row {
     claimed_by: Option<Uuid>,
     claimed_run: Option<i32>,
     manual_run: Option<i32>,
+    slots: Option<Vec<i64>>,
     timeout_at: Option<DateTime<Utc>>,
     next_retry_at: Option<DateTime<Utc>>,
     created_at: DateTime<Utc>,
@@ -48,7 +49,7 @@ macro_rules! lock_tasks {
         sqlx::query_as!(
             Row,
             r#"select t.id, t.batch_id, s.kind, t.status::text as "status!", t.flags, t.attempt, t.run, t.deferrals,
-                   t.wait_count, t.timeout_secs, t.claimed_by, t.claimed_run, t.manual_run, t.timeout_at,
+                   t.wait_count, t.timeout_secs, t.claimed_by, t.claimed_run, t.manual_run, t.slots, t.timeout_at,
                    t.next_retry_at, t.created_at, t.last_updated, t.started_at, t.ended_at, t.failure_type, t.failure_reason, s.retry,
                    coalesce($1, now()) as "now!"
                from task t join task_spec s on s.id = t.id "#
@@ -119,6 +120,7 @@ impl Row {
             claimed_by: self.claimed_by,
             claimed_run: self.claimed_run,
             manual_run: self.manual_run,
+            slots: self.slots.unwrap_or_default(),
             timeout_at: self.timeout_at,
             next_retry_at: self.next_retry_at,
             created_at: self.created_at,

@@ -4,6 +4,7 @@
 pub mod attempts;
 pub mod create;
 mod error;
+pub mod fairness;
 pub mod history;
 pub mod idempotency;
 pub mod lease;
@@ -18,6 +19,7 @@ pub mod retention;
 pub mod retry_stats;
 pub mod revival;
 mod secret;
+pub mod slots;
 pub mod stats;
 pub mod transitions;
 mod tx;
@@ -45,6 +47,8 @@ pub struct Store {
     instance: Uuid,
     retry: retry::Limits,
     policies: policies::Cache,
+    matchers: slots::Cache,
+    fair: fairness::InUse,
 }
 
 impl Store {
@@ -65,8 +69,16 @@ impl Store {
             .max_connections(max_connections)
             .acquire_timeout(Duration::from_secs(5))
             .connect_lazy_with(options);
-        let (wake, policies) = (Wake::default(), policies::Cache::default());
-        Ok(Store { pool, clock, wake, instance: Uuid::now_v7(), retry, policies })
+        Ok(Store {
+            pool,
+            clock,
+            wake: Wake::default(),
+            instance: Uuid::now_v7(),
+            retry,
+            policies: policies::Cache::default(),
+            matchers: slots::Cache::default(),
+            fair: fairness::InUse::default(),
+        })
     }
 
     /// The same with connections of its own: however many requests there are, the loops and their leases go on.

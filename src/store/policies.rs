@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-use super::{Error, Result, Store};
+use super::{Error, Result, Store, fairness};
 use crate::domain::policy::Policy;
 use crate::domain::view::{KindPolicy, Timestamp};
 
@@ -28,6 +28,7 @@ pub async fn by_kind(store: &Store) -> Result<ByKind> {
     {
         return Ok(Arc::clone(policies));
     }
+    fairness::look(store).await?;
     let policies: ByKind = Arc::new(list(store).await?.into_iter().map(|one| (one.kind, one.retry)).collect());
     *cache = Some((Instant::now(), Arc::clone(&policies)));
     Ok(policies)

@@ -4,7 +4,8 @@
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Result, Tx};
+use super::{Result, Tx, fairness};
+use crate::wake::Hints;
 
 /// A sign of life of one task. `None` leaves a value as it is.
 #[derive(Clone, Debug)]
@@ -26,8 +27,10 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
         };
     }
     let now = tx.store.clock().param();
-    let written = sqlx::query_scalar!(
-        "with held as materialized (select id from task where id = any($1) order by id for update)
+    let written = sqlx::query!(
+        r#"with held as materialized (
+             select id, success, failures, expected_count, priority from task where id = any($1) order by id for update
+         )
          update task t set success = t.success + u.success, failures = t.failures + u.failures,
              expected_count = coalesce(u.expected_count, t.expected_count), priority = coalesce(u.priority, t.priority),
              timeout_at = case when t.status = 'running'
@@ -36,9 +39,11 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
              last_updated = coalesce($7, now())
          from unnest($1::uuid[], $2::int[], $3::bigint[], $4::bigint[], $5::int[], $6::smallint[])
              u(id, run, success, failures, expected_count, priority)
+         join held h on h.id = u.id
          where t.id = u.id and t.ended_at is null and (u.run is null or u.run = t.run)
-           and (select count(*) from held) >= 0
-         returning t.id",
+         returning t.id, t.slots, t.priority <> h.priority as "reordered!",
+             greatest(0, coalesce(t.expected_count - t.success - t.failures, 0))
+             - greatest(0, coalesce(h.expected_count - h.success - h.failures, 0)) as "more_to_do!""#,
         column!(s => s.id),
         column!(s => s.run) as &[Option<i32>],
         column!(s => s.success),
@@ -49,10 +54,21 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
     )
     .fetch_all(tx.conn())
     .await?;
-    Ok(written)
+    for row in &written {
+        if row.more_to_do != 0 {
+            for slot in row.slots.iter().flatten() {
+                tx.slot(*slot, 0, row.more_to_do);
+            }
+        }
+        if row.reordered {
+            fairness::rejoin(tx, row.id).await?;
+        }
+    }
+    Ok(written.into_iter().map(|row| row.id).collect())
 }
 
-/// Merges into the metadata of a task and answers how many bytes it has now, measured as for a new task.
+/// Merges into the metadata of a task and answers how many bytes it has now, measured as for a new task. What is parked
+/// goes back into the queue: its rules may look at other values now. What executes stays counted where it was claimed.
 pub async fn merge_metadata(tx: &mut Tx, id: Uuid, metadata: &Value) -> Result<usize> {
     let merged: Value = sqlx::query_scalar!(
         r#"update task_spec set metadata = coalesce(metadata, '{}') || $2 where id = $1 returning metadata as "metadata!""#,
@@ -61,5 +77,11 @@ pub async fn merge_metadata(tx: &mut Tx, id: Uuid, metadata: &Value) -> Result<u
     )
     .fetch_one(tx.conn())
     .await?;
+    let unparked = sqlx::query!("update task set parked_on = null where id = $1 and parked_on is not null", id)
+        .execute(tx.conn())
+        .await?;
+    if unparked.rows_affected() > 0 {
+        tx.hint(Hints::START);
+    }
     Ok(merged.to_string().len())
 }

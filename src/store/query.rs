@@ -134,7 +134,8 @@ async fn whole_task(conn: &mut sqlx::PgConnection, id: Uuid) -> Result<Option<Wh
         r#"select t.id, s.name, s.kind, t.status::text as "status!", t.batch_id, t.priority, t.attempt, t.run,
                   t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
                   s.dead_end_barrier, t.timeout_secs, s.metadata, s.actions, c.action as "cancel?", t.last_updated,
-                  t.failure_reason, t.failure_type, s.retry, s.retry_source, t.deferrals, s.run_at
+                  t.failure_reason, t.failure_type, s.retry, s.retry_source, t.deferrals, s.run_at, s.rules,
+                  s.fair_key
            from task t join task_spec s on s.id = t.id
            left join cancel_action c on c.task_id = t.id and c.run = t.run
            where t.id = $1"#,
@@ -177,6 +178,8 @@ async fn whole_task(conn: &mut sqlx::PgConnection, id: Uuid) -> Result<Option<Wh
         retry_source: row.retry_source.as_deref().and_then(RetrySource::parse),
         deferrals: row.deferrals,
         run_at: row.run_at.map(Timestamp),
+        rules: row.rules.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?.unwrap_or_default(),
+        fair_key: row.fair_key,
     }))
 }
 

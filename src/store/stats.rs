@@ -45,7 +45,8 @@ pub async fn outbox(store: &Store) -> Result<(i64, f64)> {
 pub async fn queue_age(store: &Store) -> Result<f64> {
     let age = sqlx::query_scalar!(
         r#"select extract(epoch from coalesce($1, now()) - last_updated)::double precision as "age!" from task
-           where status = 'pending' and not_before is null order by priority desc, id limit 1"#,
+           where status = 'pending' and not_before is null and parked_on is null
+           order by priority desc, turn, id limit 1"#,
         store.clock().param(),
     )
     .fetch_optional(&store.pool)

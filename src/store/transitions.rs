@@ -2,7 +2,9 @@
 //! single statements below it move tasks about which nothing has to be decided (a test holds that each of them
 //! goes a way that the domain allows). What the end of a task does to its children is private to this file.
 
-use std::time::Duration;
+mod claim;
+
+use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -17,6 +19,8 @@ use crate::domain::retry::Final;
 use crate::domain::status::Status;
 use crate::domain::task::Flags;
 use crate::wake::Hints;
+
+pub use claim::{Claimed, Claims, claim};
 
 /// Writes the transitions with all their effects, and then those that follow from them.
 /// The rows must have been locked by this transaction; `moment` is the one at which was decided.
@@ -75,6 +79,7 @@ async fn write(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> R
     if transitions.is_empty() {
         return Ok(());
     }
+    release_slots(tx, transitions).await?;
     update_tasks(tx, transitions, now).await?;
     attempts::insert(tx, transitions).await?;
     outbox::enqueue(tx, transitions, now).await?;
@@ -96,6 +101,29 @@ async fn write(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> R
     Ok(())
 }
 
+/// What tasks occupied is free when they leave, with as much as they have left to do by now.
+async fn release_slots(tx: &mut Tx, transitions: &[Transition]) -> Result<()> {
+    let leaving: Vec<&Transition> = transitions.iter().filter(|t| !t.freed().is_empty()).collect();
+    if leaving.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<Uuid> = leaving.iter().map(|t| t.task().id).collect();
+    let rows = sqlx::query!(
+        r#"select id, greatest(0, coalesce(expected_count - success - failures, 0)) as "remaining!"
+           from task where id = any($1)"#,
+        &ids
+    )
+    .fetch_all(tx.conn())
+    .await?;
+    let remaining: HashMap<Uuid, i64> = rows.into_iter().map(|row| (row.id, row.remaining)).collect();
+    for transition in leaving {
+        for slot in transition.freed() {
+            tx.slot(*slot, -1, -remaining.get(&transition.task().id).copied().unwrap_or(0));
+        }
+    }
+    Ok(())
+}
+
 async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> Result<()> {
     macro_rules! column {
         ($transition:ident => $value:expr) => {
@@ -109,7 +137,7 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
              claimed_by = u.claimed_by, claimed_run = u.claimed_run, timeout_at = u.timeout_at,
              next_retry_at = u.next_retry_at, started_at = u.started_at, ended_at = u.ended_at,
              failure_type = u.failure_type, failure_reason = u.failure_reason, manual_run = u.manual_run,
-             last_updated = $18
+             slots = case when u.claimed_by is not null then t.slots end, parked_on = null, last_updated = $18
          from unnest($1::uuid[], $2::text[]::task_status[], $3::int[], $4::text[]::task_status[], $5::smallint[],
                      $6::int[], $7::int[], $8::int[], $9::uuid[], $10::int[], $11::timestamptz[], $12::timestamptz[],
                      $13::timestamptz[], $14::timestamptz[], $15::text[], $16::text[], $17::int[])
@@ -183,54 +211,6 @@ impl Moved {
     }
 }
 
-/// A task that was claimed: what its start needs.
-#[derive(Clone, Debug)]
-pub struct Claimed {
-    pub id: Uuid,
-    pub batch_id: Uuid,
-    pub run: i32,
-    pub attempt: i16,
-    pub priority: i16,
-    pub flags: Flags,
-}
-
-/// Pending → Claimed, the first of the queue. Literals are right here: they select the partial index.
-pub async fn claim(tx: &mut Tx, limit: i64, lease: Duration) -> Result<Vec<Claimed>> {
-    let (now, by) = (tx.store.clock().param(), tx.store.instance());
-    let rows = sqlx::query!(
-        r#"with picked as materialized (
-               select id from task where status = 'pending' and not_before is null
-               order by priority desc, id limit $1 for update skip locked
-           )
-           update task t set status = 'claimed', claimed_by = $2, claimed_run = t.run, wait_count = 0,
-               timeout_at = coalesce($3, now()) + make_interval(secs => $4), last_updated = coalesce($3, now())
-           from picked p where t.id = p.id and t.status = 'pending'
-           returning t.id, t.batch_id, t.run, t.attempt, t.priority, t.flags, t.last_updated"#,
-        limit,
-        by,
-        now,
-        lease.as_secs_f64(),
-    )
-    .fetch_all(tx.conn())
-    .await?;
-    for row in &rows {
-        let (id, batch_id, run, attempt) = (row.id, row.batch_id, row.run, row.attempt);
-        let moved = Moved { id, batch_id, run, attempt, last_updated: row.last_updated };
-        moved.note(tx, Status::Pending, Status::Claimed, Cause::Claim.as_str());
-    }
-    Ok(rows
-        .into_iter()
-        .map(|row| Claimed {
-            id: row.id,
-            batch_id: row.batch_id,
-            run: row.run,
-            attempt: row.attempt,
-            priority: row.priority,
-            flags: Flags(row.flags),
-        })
-        .collect())
-}
-
 /// Claimed → Running, for those that this instance still holds. Answers which moved.
 pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<Vec<Uuid>> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
@@ -262,14 +242,15 @@ pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<Vec<Uuid>> {
 pub async fn give_back(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<u64> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
     let (ids, runs): (Vec<Uuid>, Vec<i32>) = tasks.iter().copied().unzip();
-    let rows = sqlx::query_as!(
-        Moved,
-        r#"with held as materialized (select id from task where id = any($1) order by id for update)
-           update task t set status = 'pending', claimed_by = null, timeout_at = null, last_updated = coalesce($5, now())
+    let rows = sqlx::query!(
+        r#"with held as materialized (select id, slots from task where id = any($1) order by id for update)
+           update task t set status = 'pending', claimed_by = null, timeout_at = null, slots = null,
+               last_updated = coalesce($5, now())
            from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
+           join held h on h.id = u.id
            where t.id = u.id and t.run = u.run and t.status = u.from_status and t.claimed_by = $4
-             and (select count(*) from held) >= 0
-           returning t.id, t.batch_id, t.run, t.attempt, t.last_updated"#,
+           returning t.id, t.batch_id, t.run, t.attempt, t.last_updated, h.slots as "slots?",
+               greatest(0, coalesce(t.expected_count - t.success - t.failures, 0)) as "remaining!""#,
         &ids,
         &runs,
         &vec![Status::Claimed.as_str(); ids.len()] as &[&str],
@@ -279,7 +260,12 @@ pub async fn give_back(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<u64> {
     .fetch_all(tx.conn())
     .await?;
     for row in &rows {
-        row.note(tx, Status::Claimed, Status::Pending, "given_back");
+        let (id, batch_id, run, attempt) = (row.id, row.batch_id, row.run, row.attempt);
+        let moved = Moved { id, batch_id, run, attempt, last_updated: row.last_updated };
+        moved.note(tx, Status::Claimed, Status::Pending, "given_back");
+        for slot in row.slots.iter().flatten() {
+            tx.slot(*slot, -1, -row.remaining);
+        }
     }
     Ok(rows.len() as u64)
 }

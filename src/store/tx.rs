@@ -1,6 +1,6 @@
 //! A transaction that keeps book. Whatever moves tasks tells it, and the commit settles all of it at once: the
-//! counters of batches (rows locked in the order of their ids, last of all locks), the audit trail, the statistics,
-//! the completion of batches, and after the commit the wake-ups and the metrics. Nobody can forget one of them.
+//! slots of rules, the counters of batches (rows locked in the order of their ids, last of all locks), the audit trail,
+//! the statistics, the completion of batches, and after the commit the wake-ups and the metrics. Nobody can forget one of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,7 +10,7 @@ use sqlx::{PgConnection, Postgres};
 use uuid::Uuid;
 
 use super::history::{self, Trail};
-use super::{Result, Store, outbox, retry_stats};
+use super::{Result, Store, outbox, retry_stats, slots};
 use crate::domain::status::Status;
 use crate::wake::Hints;
 
@@ -66,6 +66,7 @@ struct Changes {
     moves: HashMap<(Status, Status), u64>,
     trail: Trail,
     stats: retry_stats::Deltas,
+    slots: slots::Deltas,
     counters: Vec<Counted>,
     hints: Hints,
     now: Option<DateTime<Utc>>,
@@ -82,9 +83,9 @@ impl Store {
         self.begin_with("begin", actor).await
     }
 
-    /// For what nobody was promised: losing a claim in a crash only means to claim again.
-    pub async fn begin_relaxed(&self, actor: Actor) -> Result<Tx> {
-        self.begin_with("begin; set local synchronous_commit = off", actor).await
+    /// Nobody was promised a claim: losing one in a crash only means to claim again.
+    pub async fn begin_claim(&self, actor: Actor) -> Result<Tx> {
+        self.begin_with(slots::BEGIN_CLAIM, actor).await
     }
 
     async fn begin_with(&self, statement: &'static str, actor: Actor) -> Result<Tx> {
@@ -143,6 +144,13 @@ impl Tx {
         self.changes.total[status.index()] -= count;
     }
 
+    /// A task has taken a slot (1) or released it (-1), or has more or less to do while it holds it.
+    pub(super) fn slot(&mut self, id: i64, used: i32, load: i64) {
+        let delta = self.changes.slots.entry(id).or_default();
+        delta.0 += used;
+        delta.1 += load;
+    }
+
     pub(super) fn stats(&mut self) -> &mut retry_stats::Deltas {
         &mut self.changes.stats
     }
@@ -158,6 +166,9 @@ impl Tx {
 
     pub async fn commit(mut self) -> Result<()> {
         let mut changes = std::mem::take(&mut self.changes);
+        if slots::settle(&mut self, &changes.slots).await? {
+            changes.hints.add(Hints::START);
+        }
         history::insert(&mut self, &changes.trail, changes.now).await?;
         retry_stats::add(&mut self, &changes.stats, changes.now).await?;
         if changes.total.iter().any(|n| *n != 0) {

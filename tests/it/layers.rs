@@ -95,8 +95,8 @@ fn calls_go_down_only() {
 }
 
 #[test]
-fn the_status_of_a_task_is_written_in_one_file() {
-    let allowed = ["store/transitions.rs", "store/create.rs", "store/outbox.rs"];
+fn the_status_of_a_task_is_written_in_one_place() {
+    let allowed = ["store/transitions.rs", "store/transitions", "store/create.rs", "store/outbox.rs"];
     assert_eq!(offenders(&allowed, &["set status", "status = u."]), Vec::<String>::new());
     let outbox = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/outbox.rs")).unwrap();
     assert!(!outbox.contains("update task"), "the outbox writes its own status only");

@@ -258,6 +258,7 @@ async fn the_single_statements_go_ways_that_the_state_machine_allows() {
             claimed_by: held.then_some(me),
             claimed_run: None,
             manual_run: None,
+            slots: Vec::new(),
             timeout_at: held.then_some(now),
             next_retry_at: (from == Status::RetryPending).then_some(now),
             created_at: now,

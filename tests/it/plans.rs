@@ -44,8 +44,13 @@ async fn every_pick_uses_its_index() {
     let picks = [
         (
             "task_start_idx",
-            "select id from task where status = 'pending' and not_before is null
-                            order by priority desc, id limit 200 for update skip locked",
+            "select id from task where status = 'pending' and not_before is null and parked_on is null
+                            order by priority desc, turn, id limit 200 for update skip locked",
+        ),
+        (
+            "task_parked_idx",
+            "select id from task where parked_on = 7 and status = 'pending'
+                            order by priority desc, turn, id limit 200",
         ),
         (
             "task_timeout_idx",
@@ -94,7 +99,11 @@ async fn the_statements_themselves_touch_few_pages() {
     let before = db.number(scans).await;
     let mut tx = store.begin(reprise::store::Actor::Api).await.unwrap();
     assert_eq!(
-        reprise::store::transitions::claim(&mut tx, 50, std::time::Duration::from_secs(30)).await.unwrap().len(),
+        reprise::store::transitions::claim(&mut tx, 50, 50, std::time::Duration::from_secs(30))
+            .await
+            .unwrap()
+            .tasks
+            .len(),
         50
     );
     reprise::store::transitions::release_due(&mut tx, 1000).await.unwrap();

@@ -52,6 +52,7 @@ pub struct Transition {
     cause: Cause,
     attempt: Option<Attempt>,
     notice: Option<Notice>,
+    freed: Vec<i64>,
 }
 
 impl Transition {
@@ -64,7 +65,8 @@ impl Transition {
             None if after.status == Status::RetryPending && before.status != Status::Paused => Some(Notice::Retry),
             Some(Outcome::Canceled) | None => None,
         };
-        Transition { from: before.status, from_run: before.run, task: after, cause, attempt, notice }
+        let freed = before.slots.iter().filter(|slot| !after.slots.contains(slot)).copied().collect();
+        Transition { from: before.status, from_run: before.run, task: after, cause, attempt, notice, freed }
     }
 
     pub fn from(&self) -> Status {
@@ -90,6 +92,11 @@ impl Transition {
 
     pub fn notice(&self) -> Option<Notice> {
         self.notice
+    }
+
+    /// The slots that it releases.
+    pub fn freed(&self) -> &[i64] {
+        &self.freed
     }
 
     /// What this change tells the children, if it is one that may tell them anything.

@@ -13,6 +13,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tokio::sync::OnceCell;
 
+#[derive(Clone)]
 pub struct Database {
     pub url: String,
     pub pool: PgPool,
@@ -59,6 +60,7 @@ impl Database {
                        coalesce(t.claimed_run < coalesce(t.manual_run, 0), true) and t.wait_count <> (select count(*) from \
                        link l join task p on p.id = l.parent_id where l.child_id = t.id and p.ended_at is null)";
         assert_eq!(self.number(waiting).await, 0, "alive tasks wait for exactly their open parents");
+        self.assert_slots_balance().await;
         // Runs that ended without an execution: by a parent's failure, or canceled while nobody had them.
         let runs = "select count(*) from task t where exists (select from generate_series(0, t.run - 1) r where not exists \
                     (select from attempt a where a.task_id = t.id and a.run = r) and not exists (select from event e \
@@ -82,6 +84,26 @@ impl Database {
             0,
             "every task has a trail"
         );
+    }
+
+    /// What rules count against what executes, and nobody parked before open gates.
+    pub async fn assert_slots_balance(&self) {
+        let slots = "with held as (select u.slot, count(*) used, sum(greatest(0, coalesce(expected_count - success - failures, 0))) \
+                     load from task t cross join lateral unnest(t.slots) u(slot) group by 1) select count(*) from slot s \
+                     full join held h on h.slot = s.id where (coalesce(s.used, 0), coalesce(s.load, 0)) is distinct from \
+                     (coalesce(h.used, 0), coalesce(h.load, 0))";
+        assert_eq!(self.number(slots).await, 0, "slots hold exactly what executes");
+        let counted = "select count(*) from task t join task_spec s on s.id = t.id where t.status in ('claimed', 'running') and \
+                       coalesce(cardinality(t.slots), 0) <> (select count(*) from matcher m where m.kind = s.kind and \
+                       coalesce(s.metadata, '{}') ?& m.fields)";
+        assert_eq!(self.number(counted).await, 0, "whatever executes is counted for every matcher of its kind");
+        let forgotten = "select count(*) from task t left join parking p on p.id = t.parked_on where t.parked_on is not null \
+                         and coalesce(p.state, 0) = 0";
+        assert_eq!(self.number(forgotten).await, 0, "whoever is parked is looked for");
+        let stranded = "select count(*) from parking p where p.state = 1 and exists (select from task t where t.parked_on = p.id) \
+                        and not exists (select from gate g join slot s on s.id = g.slot_id where g.parking_id = p.id and \
+                        (s.used >= g.max_tasks or s.load >= g.max_load))";
+        assert_eq!(self.number(stranded).await, 0, "nobody is parked before open gates");
     }
 }
 
