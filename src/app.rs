@@ -11,8 +11,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::config::{Command, Config};
+use crate::doctor;
 use crate::handle::Handles;
 use crate::http::{self, Api, Door};
+use crate::loops::audit::Audit;
 use crate::loops::calls::Keeper;
 use crate::loops::deliver::{self, Deliver};
 use crate::loops::retention::Retention;
@@ -43,7 +45,7 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
     // The port first: it is quicker to know that it is taken than to make a database.
     let listener = match command {
         Command::Serve => Some(bind(&config).await?),
-        Command::Migrate | Command::Openapi => None,
+        Command::Migrate | Command::Doctor { .. } | Command::Openapi => None,
     };
     let embedded = match config.database_url() {
         Some(_) => None,
@@ -54,9 +56,10 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
     let store = Store::new(url, for_requests, Clock::Database, config.limits().retry)?;
     let work = async {
         store.check_server().await?;
-        match listener {
-            Some(listener) => serve(&config, &store, listener, embedded.as_ref(), shutdown).await,
-            None => store.migrate().await,
+        match (listener, command) {
+            (Some(listener), _) => serve(&config, &store, listener, embedded.as_ref(), shutdown).await,
+            (None, Command::Doctor { fix }) => doctor::run(&store, fix).await,
+            (None, _) => store.migrate().await,
         }
     };
     let result = tokio::select! {
@@ -249,6 +252,7 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
         days: config.loops.retention_days,
         idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
     };
+    supervisor.spawn("audit", runner::run(Audit { store: store.clone() }, wake.clone(), shutdown.clone()));
     supervisor.spawn("retention", runner::run(retention, wake.clone(), shutdown.clone()));
     supervisor.spawn("metrics", telemetry::upkeep(shutdown.clone()));
     supervisor.spawn("wake-up", wakeup::tell(store.clone(), shutdown.clone()));

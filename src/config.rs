@@ -32,6 +32,12 @@ pub enum Command {
     Serve,
     /// Bring the database's tables up to date and exit
     Migrate,
+    /// Count slots, batches and waiting tasks anew and say what differs
+    Doctor {
+        /// Mend it
+        #[arg(long)]
+        fix: bool,
+    },
     /// Print the `OpenAPI` description and exit
     Openapi,
 }

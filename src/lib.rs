@@ -13,6 +13,8 @@ pub mod telemetry;
 
 /// The whole service, put together and taken apart in the right order.
 pub mod app;
+/// Counts the books anew and mends them.
+pub mod doctor;
 
 /// The edge: HTTP in, problems out.
 pub mod http;

@@ -76,7 +76,9 @@ fn describe() {
     histogram!("reprise_loop_tick_duration_seconds", "Duration of the loops' ticks");
     gauge!("reprise_loop_lag_seconds", "How overdue the most overdue work of a loop is");
     gauge!("reprise_queue_age_seconds", "For how long the task at the head of the queue has been in it");
+    gauge!("reprise_book_differences", "Counters that differ from the rows they count, by book");
     gauge!("reprise_tasks", "Tasks by status");
+    gauge!("reprise_parkings", "Combinations of rules and values that block tasks");
     gauge!("reprise_outbox_depth", "Notifications still to be delivered");
     gauge!("reprise_outbox_oldest_age_seconds", "Age of the oldest of them");
     gauge!("reprise_pool_connections", "Database connections, used and idle");

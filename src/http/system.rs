@@ -70,6 +70,9 @@ pub async fn metrics(State(api): State<Api>) -> impl IntoResponse {
     if let Ok(age) = stats::queue_age(store).await {
         metrics::gauge!("reprise_queue_age_seconds").set(age);
     }
+    if let Ok(parkings) = stats::parkings(store).await {
+        metrics::gauge!("reprise_parkings").set(approximate(parkings));
+    }
     if let Ok((depth, age)) = stats::outbox(store).await {
         metrics::gauge!("reprise_outbox_depth").set(approximate(depth));
         metrics::gauge!("reprise_outbox_oldest_age_seconds").set(age);

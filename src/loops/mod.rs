@@ -1,6 +1,7 @@
 //! What the service does by itself. Each loop is a `tick` that does a bounded amount of work and says when it
 //! wants to be called again; one generic runner calls it.
 
+pub mod audit;
 pub mod calls;
 pub mod deliver;
 pub mod retention;

@@ -1,10 +1,10 @@
-//! What is old goes, a chunk at a tick: finished batches, if they are not to be kept, and keys of requests that nobody
-//! will repeat any more.
+//! What is old goes, a chunk at a tick: finished batches, if they are not to be kept, keys of requests that nobody
+//! will repeat any more, slots that nobody occupies.
 
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::{self, Store, idempotency, retention, retrying};
+use crate::store::{self, Store, fairness, idempotency, retention, retrying, slots};
 
 const LIMIT: i64 = 5000;
 
@@ -24,10 +24,12 @@ impl Loop for Retention {
 
     async fn tick(&self) -> store::Result<Tick> {
         let keys = idempotency::forget(&self.store, self.idempotency_ttl, LIMIT).await?;
+        let idle = slots::forget_idle(&self.store, LIMIT).await? + fairness::forget_idle(&self.store, LIMIT).await?;
         let mut tasks = 0;
         if self.days > 0 {
             tasks = retrying(|| retention::delete_finished(&self.store, self.days, LIMIT)).await?;
         }
-        Ok(Tick { processed: keys + tasks, more: keys >= LIMIT.cast_unsigned() || tasks > 0, due_in: None })
+        let more = keys.max(idle) >= LIMIT.cast_unsigned() || tasks > 0;
+        Ok(Tick { processed: keys + idle + tasks, more, due_in: None })
     }
 }

@@ -123,3 +123,17 @@ pub(super) async fn rejoin(tx: &mut Tx, id: Uuid) -> Result<()> {
     .await?;
     Ok(())
 }
+
+/// Forgets keys whose next turn is past anyway.
+pub async fn forget_idle(store: &Store, limit: i64) -> Result<u64> {
+    let forgotten = sqlx::query!(
+        "delete from fair_turn f where (f.priority, f.key) in (
+             select i.priority, i.key from fair_turn i join fair_clock c on c.priority = i.priority
+             where i.next <= c.turn limit $1 for update of i skip locked
+         ) and f.next <= (select turn from fair_clock c where c.priority = f.priority)",
+        limit
+    )
+    .execute(&store.pool)
+    .await?;
+    Ok(forgotten.rows_affected())
+}

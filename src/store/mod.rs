@@ -2,6 +2,7 @@
 //! counters, wake-ups and metrics when it commits.
 
 pub mod attempts;
+pub mod books;
 pub mod create;
 mod error;
 pub mod fairness;

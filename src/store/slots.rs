@@ -415,3 +415,40 @@ pub(super) async fn settle(tx: &mut Tx, deltas: &Deltas) -> Result<bool> {
     .await?;
     Ok(stirred.rows_affected() > 0)
 }
+
+/// Forgets parkings where nobody waits any more, and slots that nobody occupies or waits for. Answers how many.
+pub async fn forget_idle(store: &Store, limit: i64) -> Result<u64> {
+    let mut tx = store.begin(Actor::Loop("retention")).await?;
+    let empty = sqlx::query_scalar!(
+        "select id from parking p where not exists (select from task t where t.parked_on = p.id and t.status = 'pending')
+         order by id limit $1 for update skip locked",
+        limit
+    )
+    .fetch_all(tx.conn())
+    .await?;
+    // Looked at again under the lock: whoever parks a task changes the row of its parking first.
+    let parkings = sqlx::query!(
+        "delete from parking p where id = any($1)
+           and not exists (select from task t where t.parked_on = p.id and t.status = 'pending')",
+        &empty
+    )
+    .execute(tx.conn())
+    .await?;
+    let unused = sqlx::query_scalar!(
+        "select id from slot where used = 0 and load = 0 and not exists (select from gate g where g.slot_id = slot.id)
+         order by id limit $1 for update skip locked",
+        limit
+    )
+    .fetch_all(tx.conn())
+    .await?;
+    // The same for slots: whoever needs one locks it, or makes it again.
+    let slots = sqlx::query!(
+        "delete from slot s where id = any($1) and used = 0 and load = 0
+           and not exists (select from gate g where g.slot_id = s.id)",
+        &unused
+    )
+    .execute(tx.conn())
+    .await?;
+    tx.commit().await?;
+    Ok(parkings.rows_affected() + slots.rows_affected())
+}

@@ -54,6 +54,12 @@ pub async fn queue_age(store: &Store) -> Result<f64> {
     Ok(age.unwrap_or(0.0))
 }
 
+/// Combinations of rules and values that block tasks.
+pub async fn parkings(store: &Store) -> Result<i64> {
+    let count = sqlx::query_scalar!(r#"select count(*) as "n!" from parking where state > 0"#);
+    Ok(count.fetch_one(&store.pool).await?)
+}
+
 /// Seconds until the next deadline or end of a lease; negative when one has passed.
 pub async fn next_timeout(store: &Store) -> Result<Option<f64>> {
     Ok(sqlx::query_scalar!(

@@ -88,6 +88,11 @@ impl Store {
         self.begin_with(slots::BEGIN_CLAIM, actor).await
     }
 
+    /// For looking only: all statements see the same moment.
+    pub(super) async fn begin_snapshot(&self, actor: Actor) -> Result<Tx> {
+        self.begin_with("begin isolation level repeatable read read only", actor).await
+    }
+
     async fn begin_with(&self, statement: &'static str, actor: Actor) -> Result<Tx> {
         let connection = self.pool.acquire().await?;
         let mut tx = Tx { connection, ended: false, store: self.clone(), actor, changes: Changes::default() };
@@ -137,6 +142,19 @@ impl Tx {
             Status::Running => self.hint(Hints::TIMEOUT),
             _ => {}
         }
+    }
+
+    /// A batch's counters were found to be wrong by so much.
+    pub(super) fn correct_batch(&mut self, id: Uuid, deltas: [i32; 9], reopened: bool) {
+        self.changes.batches.insert(id, deltas);
+        if reopened {
+            self.changes.reopened.insert(id);
+        }
+    }
+
+    /// The counts by status were found to be wrong by so much.
+    pub(super) fn correct_totals(&mut self, deltas: [i64; 9]) {
+        self.changes.total = deltas;
     }
 
     /// Tasks were deleted.

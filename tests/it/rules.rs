@@ -372,3 +372,25 @@ async fn a_rule_that_is_new_counts_what_is_being_claimed() {
         f.db.assert_books_balance().await;
     }
 }
+
+#[tokio::test]
+async fn what_nobody_occupies_or_waits_for_is_forgotten() {
+    let f = Fixture::new().await;
+    let ids = f.api.create(&json!([limited(1, "a"), limited(1, "a"), limited(1, "b")])).await;
+    f.claim().await;
+    f.clean_up(0).await;
+    assert_eq!(f.db.number("select count(*) from slot").await, 2);
+    assert_eq!(f.db.number("select count(*) from parking").await, 1);
+    f.api.succeed(&ids[2]).await;
+    f.api.delete(&format!("/task/{}", ids[1])).await;
+    f.clean_up(0).await;
+    assert_eq!(f.db.number("select count(*) from slot where used > 0").await, 1);
+    assert_eq!(f.db.number("select count(*) from slot").await, 1);
+    assert_eq!(f.db.number("select count(*) from parking").await, 0);
+    let again = f.api.create(&json!([limited(1, "a"), limited(1, "b")])).await;
+    assert_eq!(f.claim().await, 1);
+    f.api.succeed(&ids[0]).await;
+    assert_eq!(f.claim().await, 1);
+    assert_eq!(statuses(&f, &again).await, ["Running", "Running"]);
+    f.db.assert_books_balance().await;
+}

@@ -185,8 +185,8 @@ async fn lock_parked(tx: &mut Tx, stirred: &BTreeMap<i64, Vec<Gate>>, limit: usi
     Ok(sqlx::query_as!(
         Head,
         r#"with free as materialized (
-               select g.parking_id, min(least(greatest(coalesce(g.max_tasks - s.used, $2), 0), $2)) as n
-               from gate g join slot s on s.id = g.slot_id where g.parking_id = any($1) group by 1
+               select g.parking_id, min(least(greatest(coalesce(g.max_tasks - coalesce(s.used, 0), $2), 0), $2)) as n
+               from gate g left join slot s on s.id = g.slot_id where g.parking_id = any($1) group by 1
            ), first as materialized (
                select t.id, f.parking_id from free f cross join lateral (
                    select id, priority, turn from task where parked_on = f.parking_id and status = 'pending'

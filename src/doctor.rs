@@ -1,0 +1,45 @@
+//! `reprise doctor`: counts slots, batches, waiting tasks and totals anew, says what differs, and mends it if asked to.
+
+use crate::store::books::{self, Extent};
+use crate::store::{self, Store};
+
+/// Differences printed one by one.
+const SHOWN: usize = 20;
+/// Mending one thing can show another: a slot that was freed, a child that moves its batch.
+const ROUNDS: usize = 5;
+
+/// Prints what it finds. An error is the one line for the end: what could not be examined, or is still wrong.
+pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
+    if !store.is_migrated().await.map_err(|error| error.to_string())? {
+        return Err("the tables are not up to date; run `reprise migrate` first".into());
+    }
+    let mut differences = examine(store).await?;
+    for (book, count) in books::by_book(&differences) {
+        println!("{:<9} {}", book.as_str(), if count == 0 { "ok".into() } else { format!("{count} wrong") });
+    }
+    for difference in differences.iter().take(SHOWN) {
+        println!("  {difference}");
+    }
+    if differences.len() > SHOWN {
+        println!("  and {} more", differences.len() - SHOWN);
+    }
+    if differences.is_empty() {
+        return Ok(());
+    }
+    if !fix {
+        return Err(format!("{} differences; `reprise doctor --fix` mends them", differences.len()));
+    }
+    for _ in 0..ROUNDS {
+        books::mend(store, &differences).await.map_err(|error| error.to_string())?;
+        differences = examine(store).await?;
+        if differences.is_empty() {
+            println!("mended");
+            return Ok(());
+        }
+    }
+    Err(format!("{} differences are left, the first is {}", differences.len(), differences[0]))
+}
+
+async fn examine(store: &Store) -> Result<Vec<books::Difference>, String> {
+    books::examine(store, Extent::All).await.map_err(|error: store::Error| error.to_string())
+}

@@ -1,0 +1,31 @@
+//! Looks regularly whether the counters agree with the rows. It only tells: `reprise doctor --fix` mends.
+
+use std::time::Duration;
+
+use super::runner::{Loop, Tick};
+use crate::store::books::{self, Extent};
+use crate::store::{self, Store};
+
+pub struct Audit {
+    pub store: Store,
+}
+
+impl Loop for Audit {
+    const NAME: &'static str = "audit";
+
+    fn interval(&self) -> Duration {
+        Duration::from_secs(3600)
+    }
+
+    async fn tick(&self) -> store::Result<Tick> {
+        let found = books::examine(&self.store, Extent::Alive).await?;
+        for (book, count) in books::by_book(&found) {
+            let count = u32::try_from(count).unwrap_or(u32::MAX);
+            metrics::gauge!("reprise_book_differences", "book" => book.as_str()).set(count);
+        }
+        if let Some(first) = found.first() {
+            tracing::error!(differences = found.len(), %first, "counters and rows differ: run `reprise doctor`");
+        }
+        Ok(Tick { processed: found.len() as u64, ..Tick::default() })
+    }
+}

@@ -1,0 +1,86 @@
+//! The doctor: finds counters that are wrong, and mends them.
+
+use serde_json::json;
+
+use crate::support::instance::command;
+use crate::support::{Fixture, text};
+
+fn doctor(f: &Fixture, args: &[&str]) -> (bool, String) {
+    let mut command = command(&[("DATABASE_URL", f.db.url.as_str())]);
+    let output = command.arg("doctor").args(args).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    (output.status.success(), said)
+}
+
+/// Something in every book: a slot that is taken, one parked task, a child that waits.
+async fn busy() -> (Fixture, Vec<String>) {
+    let f = Fixture::new().await;
+    let rule = json!([{"type": "Concurency", "max_concurency": 1, "matcher": {"kind": "k"}}]);
+    let task = json!({"name": "n", "kind": "k", "rules": rule, "expected_count": 10});
+    let child = json!({"name": "c", "kind": "c", "dependencies": [{"id": "p"}]});
+    let mut parent = task.clone();
+    parent["id"] = json!("p");
+    let ids = f.api.create(&json!([parent, task, child])).await;
+    f.claim().await;
+    f.db.assert_books_balance().await;
+    (f, ids)
+}
+
+#[tokio::test]
+async fn all_is_well() {
+    let (f, _) = busy().await;
+    let (ok, said) = doctor(&f, &[]);
+    assert!(ok, "{said}");
+    assert_eq!(said.matches(" ok").count(), 5, "{said}");
+}
+
+#[tokio::test]
+async fn every_difference_is_found_and_mended() {
+    for (book, damage) in [
+        ("slots", "update slot set used = used + 1, load = 0"),
+        ("parkings", "update parking set state = 0"),
+        ("parkings", "update task set parked_on = 4711 where parked_on is not null"),
+        ("batches", "update batch_count set pending = 7, success = 3"),
+        ("batches", "update batch set completed_at = now()"),
+        ("waiting", "update task set wait_count = 5 where status = 'waiting'"),
+        ("waiting", "update task set wait_count = 0 where status = 'waiting'"),
+        ("totals", "update status_count set running = running + 1"),
+    ] {
+        let (f, ids) = busy().await;
+        f.db.execute(damage).await;
+        let (ok, said) = doctor(&f, &[]);
+        assert!(!ok && said.contains(&format!("{book:<9} 1 wrong")), "{damage}: {said}");
+        assert_eq!(said.matches(" ok").count(), 4, "{damage}: {said}");
+        let (ok, said) = doctor(&f, &["--fix"]);
+        assert!(ok && said.contains("mended"), "{damage}: {said}");
+        f.db.assert_books_balance().await;
+        // And it goes on from there.
+        f.api.succeed(&ids[0]).await;
+        assert_eq!(f.claim().await, 2, "{damage}");
+        assert_eq!(f.api.status(&ids[1]).await, "Running", "{damage}");
+        assert_eq!(f.api.status(&ids[2]).await, "Running", "{damage}");
+        f.db.assert_books_balance().await;
+    }
+}
+
+#[tokio::test]
+async fn a_child_that_was_forgotten_moves_on() {
+    let (f, ids) = busy().await;
+    // Its parent ended, and nobody told it.
+    f.db.execute("update task set flags = 0").await;
+    f.api.fail(&ids[0]).await;
+    assert_eq!(f.api.status(&ids[2]).await, "Waiting");
+    assert!(!doctor(&f, &[]).0);
+    assert!(doctor(&f, &["--fix"]).0);
+    let child = f.api.task(&ids[2]).await;
+    assert_eq!((text(&child["status"]), text(&child["failure_type"])), ("Failure".into(), "dependency".into()));
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn it_needs_the_tables() {
+    let f = Fixture::new().await;
+    f.db.execute("drop table _sqlx_migrations").await;
+    let (ok, said) = doctor(&f, &[]);
+    assert!(!ok && said.contains("reprise migrate"), "{said}");
+}
