@@ -14,6 +14,8 @@ struct Node {
     /// Distance back to each parent, and whether its success is required.
     parents: Vec<(usize, bool)>,
     max_retries: u8,
+    /// Starts only while fewer than this are running.
+    limit: Option<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,16 +37,16 @@ enum Step {
 }
 
 fn graph() -> impl Strategy<Value = Vec<Node>> {
-    let node = (prop::collection::vec((1usize..5, any::<bool>()), 0..4), 0u8..3);
+    let node = (prop::collection::vec((1usize..5, any::<bool>()), 0..4), 0u8..3, prop::option::of(1u8..4));
     prop::collection::vec(node, 1..14).prop_map(|nodes| {
-        let build = |(i, (back, max_retries)): (usize, (Vec<(usize, bool)>, u8))| {
+        let build = |(i, (back, max_retries, limit)): (usize, (Vec<(usize, bool)>, u8, Option<u8>))| {
             let mut parents: HashMap<usize, bool> = HashMap::new();
             for (distance, required) in back {
                 if let Some(parent) = i.checked_sub(distance) {
                     parents.insert(parent, required);
                 }
             }
-            Node { parents: parents.into_iter().collect(), max_retries }
+            Node { parents: parents.into_iter().collect(), max_retries, limit }
         };
         nodes.into_iter().enumerate().map(build).collect()
     })
@@ -246,7 +248,12 @@ impl Model {
     fn step(&mut self, step: Step) -> bool {
         let taken = match step {
             Step::Claim => {
-                for task in self.tasks.iter_mut().filter(|t| t.status == "Pending") {
+                let mut running = self.tasks.iter().filter(|t| t.status == "Running").count();
+                for (task, node) in self.tasks.iter_mut().zip(&self.nodes).filter(|(t, _)| t.status == "Pending") {
+                    if node.limit.is_some_and(|limit| running >= usize::from(limit)) {
+                        continue;
+                    }
+                    running += 1;
                     task.status = "Running";
                     task.deadline = Some(self.now + TIMEOUT);
                     (task.begun, task.pressed, task.seen) = (true, false, self.now);
@@ -364,7 +371,9 @@ async fn play_on(f: &Fixture, nodes: &[Node], steps: &[Step]) -> Result<(), Test
             let retry = (node.max_retries > 0).then(|| {
                 json!({"max_retries": node.max_retries, "initial_delay_secs": DELAY, "backoff_multiplier": 1.0, "jitter_ms": 0})
             });
-            json!({"id": i.to_string(), "name": i.to_string(), "kind": "k", "timeout": TIMEOUT, "dependencies": needs, "retry": retry})
+            let rules = node.limit.map(|max| json!([{"type": "Concurency", "max_concurency": max, "matcher": {}}]));
+            json!({"id": i.to_string(), "name": i.to_string(), "kind": "k", "timeout": TIMEOUT, "dependencies": needs,
+                   "retry": retry, "rules": rules})
         })
         .collect();
     let answer = f.api.post("/task", &json!(tasks)).await;
