@@ -252,7 +252,7 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
         days: config.loops.retention_days,
         idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
     };
-    supervisor.spawn("audit", runner::run(Audit { store: store.clone() }, wake.clone(), shutdown.clone()));
+    supervisor.spawn("audit", runner::run(Audit::new(store.clone()), wake.clone(), shutdown.clone()));
     supervisor.spawn("retention", runner::run(retention, wake.clone(), shutdown.clone()));
     supervisor.spawn("metrics", telemetry::upkeep(shutdown.clone()));
     supervisor.spawn("wake-up", wakeup::tell(store.clone(), shutdown.clone()));

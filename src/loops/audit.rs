@@ -1,5 +1,6 @@
 //! Looks regularly whether the counters agree with the rows. It only tells: `reprise doctor --fix` mends.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
@@ -7,7 +8,15 @@ use crate::store::books::{self, Extent};
 use crate::store::{self, Store};
 
 pub struct Audit {
-    pub store: Store,
+    store: Store,
+    /// A process that has just begun has other things to do.
+    rested: AtomicBool,
+}
+
+impl Audit {
+    pub fn new(store: Store) -> Audit {
+        Audit { store, rested: AtomicBool::new(false) }
+    }
 }
 
 impl Loop for Audit {
@@ -18,6 +27,9 @@ impl Loop for Audit {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
+        if !self.rested.swap(true, Ordering::Relaxed) {
+            return Ok(Tick::default());
+        }
         let found = books::examine(&self.store, Extent::Alive).await?;
         for (book, count) in books::by_book(&found) {
             let count = u32::try_from(count).unwrap_or(u32::MAX);
