@@ -75,8 +75,8 @@ pub async fn create(
         ("timeout" = Option<i32>, Query, description = "Exactly this timeout in seconds"),
         ("created_after" = Option<DateTime<Utc>>, Query, description = "RFC 3339"),
         ("created_before" = Option<DateTime<Utc>>, Query, description = "RFC 3339"),
-        ("page" = Option<u32>, Query, description = "From 0"),
-        ("page_size" = Option<u32>, Query, description = "50 by default, 100 at most", minimum = 1),
+        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4294967295i64),
+        ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
         ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),
     responses(
