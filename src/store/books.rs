@@ -7,6 +7,7 @@ use std::fmt::{self, Display};
 
 use uuid::Uuid;
 
+use super::tx::Sums;
 use super::{Actor, Error, Result, Store, Tx, lock, transitions};
 use crate::domain::lifecycle::{Event, decide};
 
@@ -142,20 +143,21 @@ async fn parkings(tx: &mut Tx) -> Result<Vec<Difference>> {
         .collect())
 }
 
-/// The tasks of batches by status, and whether each batch is complete exactly when nothing in it is alive.
+/// The tasks of batches by status, the sums of their counters, and whether each batch is complete exactly when nothing in it is alive.
 macro_rules! batch_counts {
     ($rest:literal, $($args:expr),*) => {
         sqlx::query!(
             r#"select b.id, b.completed_at is not null as "complete!",
                    array[c.waiting, c.pending, c.claimed, c.running, c.retry_pending, c.paused, c.success, c.failure,
-                         c.canceled] as "says!", t.counts as "is!"
+                         c.canceled, c.total_success, c.total_failures, c.total_expected] as "says!", t.counts as "is!"
                from batch b join batch_count c on c.batch_id = b.id cross join lateral (
                    select array[
                        count(*) filter (where t.status = 'waiting'), count(*) filter (where t.status = 'pending'),
                        count(*) filter (where t.status = 'claimed'), count(*) filter (where t.status = 'running'),
                        count(*) filter (where t.status = 'retry_pending'), count(*) filter (where t.status = 'paused'),
                        count(*) filter (where t.status = 'success'), count(*) filter (where t.status = 'failure'),
-                       count(*) filter (where t.status = 'canceled')]::int[] as counts
+                       count(*) filter (where t.status = 'canceled'), coalesce(sum(t.success), 0),
+                       coalesce(sum(t.failures), 0), coalesce(sum(t.expected_count), 0)]::bigint[] as counts
                    from task_spec s join task t on t.id = s.id where s.batch_id = b.id
                ) t "# + $rest,
             $($args),*
@@ -167,14 +169,14 @@ async fn batches(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
     let rows = batch_counts!(
         "where ($1 or b.completed_at is null)
            and (array[c.waiting, c.pending, c.claimed, c.running, c.retry_pending, c.paused, c.success, c.failure,
-                      c.canceled] <> t.counts
+                      c.canceled, c.total_success, c.total_failures, c.total_expected] <> t.counts
                 or (b.completed_at is null) = (0 = all(t.counts[1:6])))
          order by 1 limit 1000",
         extent == Extent::All
     )
     .fetch_all(tx.conn())
     .await?;
-    let shown = |counts: &[i32], complete: bool| format!("{counts:?}{}", if complete { " and complete" } else { "" });
+    let shown = |counts: &[i64], complete: bool| format!("{counts:?}{}", if complete { " and complete" } else { "" });
     Ok(rows
         .into_iter()
         .map(|row| Difference {
@@ -286,12 +288,11 @@ async fn mend_batch(tx: &mut Tx, id: Uuid) -> Result<()> {
         .fetch_optional(tx.conn())
         .await?;
     let Some(row) = batch_counts!("where b.id = $1", id).fetch_optional(tx.conn()).await? else { return Ok(()) };
-    let mut deltas = [0; 9];
-    for (delta, (is, says)) in deltas.iter_mut().zip(row.is.iter().zip(&row.says)) {
-        *delta = is - says;
-    }
+    let delta = |i: usize| row.is.get(i).copied().unwrap_or(0) - row.says.get(i).copied().unwrap_or(0);
+    let by_status = std::array::from_fn(|i| i32::try_from(delta(i)).unwrap_or(0));
     let reopened = row.complete && row.is.iter().take(6).any(|n| *n > 0);
-    tx.correct_batch(id, deltas, reopened);
+    let sums = Sums { success: delta(9), failures: delta(10), expected: delta(11) };
+    tx.correct_batch(id, by_status, sums, reopened);
     Ok(())
 }
 

@@ -63,14 +63,15 @@ async fn insert_batch(tx: &mut Tx, id: Uuid, batch: &NewBatch) -> Result<DateTim
         actions => Some(serde_json::to_string(actions).map_err(Error::corrupt)?),
     };
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let expected: i64 = batch.tasks.iter().filter_map(|t| t.expected_count).map(i64::from).sum();
     let now = tx.store.clock().param();
     let created_at = sqlx::query_scalar!(
         "with b as (
              insert into batch (id, scope, metadata, kinds, total, on_complete, created_at)
              values ($1, $2, $3, $4, $5, $6, coalesce($8, now())) returning created_at
          ), c as (
-             insert into batch_count (batch_id, waiting, pending, updated_at)
-             select $1, $7, $5 - $7, created_at from b
+             insert into batch_count (batch_id, waiting, pending, total_expected, updated_at)
+             select $1, $7, $5 - $7, $9, created_at from b
          )
          select created_at from b",
         id,
@@ -81,6 +82,7 @@ async fn insert_batch(tx: &mut Tx, id: Uuid, batch: &NewBatch) -> Result<DateTim
         on_complete,
         count(waiting),
         now,
+        expected,
     )
     .fetch_one(tx.conn())
     .await?;

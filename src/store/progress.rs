@@ -4,6 +4,7 @@
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::tx::Sums;
 use super::{Result, Tx, fairness};
 use crate::wake::Hints;
 
@@ -41,7 +42,8 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
              u(id, run, success, failures, expected_count, priority)
          join held h on h.id = u.id
          where t.id = u.id and t.ended_at is null and (u.run is null or u.run = t.run)
-         returning t.id, t.slots, t.priority <> h.priority as "reordered!",
+         returning t.id, t.batch_id, t.slots, t.priority <> h.priority as "reordered!", u.success as "success!",
+             u.failures as "failures!", coalesce(u.expected_count - coalesce(h.expected_count, 0), 0)::bigint as "expected!",
              greatest(0, coalesce(t.expected_count - t.success - t.failures, 0))
              - greatest(0, coalesce(h.expected_count - h.success - h.failures, 0)) as "more_to_do!""#,
         column!(s => s.id),
@@ -55,6 +57,7 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
     .fetch_all(tx.conn())
     .await?;
     for row in &written {
+        tx.summed(row.batch_id, Sums { success: row.success, failures: row.failures, expected: row.expected });
         if row.more_to_do != 0 {
             for slot in row.slots.iter().flatten() {
                 tx.slot(*slot, 0, row.more_to_do);

@@ -314,13 +314,8 @@ pub async fn batch(store: &Store, id: Uuid) -> Result<Option<Batch>> {
     let row = sqlx::query!(
         r#"select b.id, b.total, b.created_at, b.completed_at, b.scope, b.metadata, c.waiting, c.pending, c.claimed,
                   c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled,
-                  t.success as "total_success!", t.failures as "total_failures!", t.expected as "total_expected!"
+                  c.total_success, c.total_failures, c.total_expected
            from batch b join batch_count c on c.batch_id = b.id
-           cross join lateral (
-               select coalesce(sum(t.success), 0)::bigint as success, coalesce(sum(t.failures), 0)::bigint as failures,
-                      coalesce(sum(t.expected_count), 0)::bigint as expected
-               from task_spec s join task t on t.id = s.id where s.batch_id = b.id
-           ) t
            where b.id = $1"#,
         id
     )

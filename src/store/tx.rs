@@ -57,9 +57,24 @@ pub(super) struct Move {
     pub attempt: i16,
 }
 
+/// What a batch's row of counters is to be changed by.
+#[derive(Default)]
+struct Delta {
+    by_status: [i32; 9],
+    sums: Sums,
+}
+
+/// Of the counters of tasks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sums {
+    pub success: i64,
+    pub failures: i64,
+    pub expected: i64,
+}
+
 #[derive(Default)]
 struct Changes {
-    batches: BTreeMap<Uuid, [i32; 9]>,
+    batches: BTreeMap<Uuid, Delta>,
     /// Batches in which something came back to life.
     reopened: BTreeSet<Uuid>,
     total: [i64; 9],
@@ -121,7 +136,7 @@ impl Tx {
         changes.trail.add(task);
         changes.total[task.to.index()] += 1;
         if let Some(from) = task.from {
-            let counts = changes.batches.entry(task.batch_id).or_default();
+            let counts = &mut changes.batches.entry(task.batch_id).or_default().by_status;
             counts[from.index()] -= 1;
             counts[task.to.index()] += 1;
             changes.total[from.index()] -= 1;
@@ -145,8 +160,8 @@ impl Tx {
     }
 
     /// A batch's counters were found to be wrong by so much.
-    pub(super) fn correct_batch(&mut self, id: Uuid, deltas: [i32; 9], reopened: bool) {
-        self.changes.batches.insert(id, deltas);
+    pub(super) fn correct_batch(&mut self, id: Uuid, by_status: [i32; 9], sums: Sums, reopened: bool) {
+        self.changes.batches.insert(id, Delta { by_status, sums });
         if reopened {
             self.changes.reopened.insert(id);
         }
@@ -155,6 +170,17 @@ impl Tx {
     /// The counts by status were found to be wrong by so much.
     pub(super) fn correct_totals(&mut self, deltas: [i64; 9]) {
         self.changes.total = deltas;
+    }
+
+    /// The counters of a task have changed by so much. New tasks bring their batch's sums with them.
+    pub(super) fn summed(&mut self, batch_id: Uuid, by: Sums) {
+        if by == Sums::default() {
+            return;
+        }
+        let sums = &mut self.changes.batches.entry(batch_id).or_default().sums;
+        sums.success += by.success;
+        sums.failures += by.failures;
+        sums.expected += by.expected;
     }
 
     /// Tasks were deleted.
@@ -227,12 +253,17 @@ impl Tx {
     /// Adds up the deltas per batch; answers which batches have nothing alive any more.
     async fn settle_batches(&mut self, changes: &Changes) -> Result<Vec<Uuid>> {
         let ids: Vec<Uuid> = changes.batches.keys().copied().collect();
-        let column = |i: usize| -> Vec<i32> { changes.batches.values().map(|counts| counts[i]).collect() };
+        let column = |i: usize| -> Vec<i32> { changes.batches.values().map(|delta| delta.by_status[i]).collect() };
+        let sum =
+            |of: fn(&Sums) -> i64| -> Vec<i64> { changes.batches.values().map(|delta| of(&delta.sums)).collect() };
+        let now = changes.now.or(self.store.clock().param());
         let rows = sqlx::query!(
             r#"with d as (
                    select * from unnest($1::uuid[], $2::int[], $3::int[], $4::int[], $5::int[], $6::int[], $7::int[],
-                                        $8::int[], $9::int[], $10::int[])
-                       d(batch_id, waiting, pending, claimed, running, retry_pending, paused, success, failure, canceled)
+                                        $8::int[], $9::int[], $10::int[], $11::bigint[], $12::bigint[],
+                                        $13::bigint[])
+                       d(batch_id, waiting, pending, claimed, running, retry_pending, paused, success, failure,
+                         canceled, total_success, total_failures, total_expected)
                ),
                locked as materialized (
                    select c.batch_id from batch_count c where c.batch_id = any($1) order by c.batch_id for update
@@ -241,7 +272,9 @@ impl Tx {
                    waiting = c.waiting + d.waiting, pending = c.pending + d.pending, claimed = c.claimed + d.claimed,
                    running = c.running + d.running, retry_pending = c.retry_pending + d.retry_pending,
                    paused = c.paused + d.paused, success = c.success + d.success, failure = c.failure + d.failure,
-                   canceled = c.canceled + d.canceled, updated_at = coalesce($11, now())
+                   canceled = c.canceled + d.canceled, total_success = c.total_success + d.total_success,
+                   total_failures = c.total_failures + d.total_failures,
+                   total_expected = c.total_expected + d.total_expected, updated_at = coalesce($14, now())
                from d
                where c.batch_id = d.batch_id and (select count(*) from locked) >= 0
                returning c.batch_id,
@@ -256,7 +289,10 @@ impl Tx {
             &column(6),
             &column(7),
             &column(8),
-            changes.now,
+            &sum(|sums| sums.success),
+            &sum(|sums| sums.failures),
+            &sum(|sums| sums.expected),
+            now,
         )
         .fetch_all(self.conn())
         .await?;

@@ -41,6 +41,7 @@ async fn every_difference_is_found_and_mended() {
         ("parkings", "update parking set state = 0"),
         ("parkings", "update task set parked_on = 4711 where parked_on is not null"),
         ("batches", "update batch_count set pending = 7, success = 3"),
+        ("batches", "update batch_count set total_expected = 3, total_failures = 9"),
         ("batches", "update batch set completed_at = now()"),
         ("waiting", "update task set wait_count = 5 where status = 'waiting'"),
         ("waiting", "update task set wait_count = 0 where status = 'waiting'"),

@@ -24,4 +24,5 @@ mod retry;
 mod rules;
 mod setup;
 mod start;
+mod sums;
 mod support;

@@ -52,6 +52,10 @@ impl Database {
             let total = self.number(&format!("select coalesce(sum({status}), 0)::bigint from status_count")).await;
             assert_eq!((rows, rows), (batches, total), "{status}: rows against batches and total");
         }
+        let sums = "select count(*) from batch_count c where (c.total_success, c.total_failures, c.total_expected) is \
+                    distinct from (select (coalesce(sum(success), 0)::bigint, coalesce(sum(failures), 0)::bigint, \
+                    coalesce(sum(expected_count), 0)::bigint) from task t where t.batch_id = c.batch_id)";
+        assert_eq!(self.number(sums).await, 0, "batches know the sums of their tasks' counters");
         let open = "select count(*) from batch b join batch_count c on c.batch_id = b.id where (b.completed_at is null) = \
                     (c.waiting + c.pending + c.claimed + c.running + c.retry_pending + c.paused = 0)";
         assert_eq!(self.number(open).await, 0, "batches are complete exactly when nothing in them is alive");
