@@ -57,6 +57,8 @@ pub struct Config {
     #[command(flatten)]
     pub retry: Retry,
     #[command(flatten)]
+    pub dependencies: Dependencies,
+    #[command(flatten)]
     pub request: Request,
     #[command(flatten)]
     pub log: Log,
@@ -172,6 +174,14 @@ pub struct Retry {
     /// Seconds without a sign of life after which a task that is being executed may be retried by hand
     #[arg(long, env = "STUCK_AFTER_SECS", global = true, default_value = "1800", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
     pub stuck_after_secs: u64,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Dependencies")]
+pub struct Dependencies {
+    /// Cancel tasks on which nothing alive depends any more after a bad end, in batches that do not say otherwise
+    #[arg(long, env = "DEAD_END_CANCEL", global = true, default_value = "0", value_parser = boolean, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub dead_end_cancel: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -328,6 +338,7 @@ impl Config {
                 max_retry_after_secs: self.retry.retry_max_retry_after_secs,
                 max_deferrals: self.retry.retry_max_deferrals,
             },
+            dead_end_cancel: self.dependencies.dead_end_cancel,
         }
     }
 

@@ -11,6 +11,7 @@ fn a_bad_value_is_one_line_that_says_what_is_allowed() {
         (["--port", "http"], "PORT=http: must be a whole number from 0 to 65535"),
         (["--worker-loop-interval-ms", "1"], "WORKER_LOOP_INTERVAL_MS=1: must be a whole number from 10 to 3600000"),
         (["--auto-migrate", "yes"], "AUTO_MIGRATE=yes: must be 0, 1, true or false"),
+        (["--dead-end-cancel", "on"], "DEAD_END_CANCEL=on: must be 0, 1, true or false"),
         (["--host-url", "ftp://x"], "HOST_URL=ftp://x: must be an http or https URL without a query"),
         (["--bind-addr", "localhost"], "BIND_ADDR=localhost: must be an IP address"),
         (["--log-format", "xml"], "LOG_FORMAT=xml: must be text or json"),

@@ -12,7 +12,7 @@ use crate::domain::patch::{read_patch, read_progress, read_retry_request};
 use crate::domain::policy::Strategy as Growth;
 
 /// Words that mean something somewhere, as names and as values.
-const WORDS: [&str; 50] = [
+const WORDS: [&str; 51] = [
     "id",
     "name",
     "kind",
@@ -27,6 +27,7 @@ const WORDS: [&str; 50] = [
     "requires_success",
     "expected_count",
     "dead_end_barrier",
+    "dead_end_cancel",
     "retry",
     "run_at",
     "max_retries",

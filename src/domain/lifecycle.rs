@@ -41,6 +41,8 @@ pub enum Event {
     Reported(Report),
     RetryDue,
     Canceled,
+    /// Nothing that depends on it is alive any more, and something of it has ended badly.
+    DeadEnd,
     Paused,
     Resumed,
     /// Somebody wants it executed again. `wait_count` parents are open; one that is being executed is given up if
@@ -139,7 +141,8 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
             need(task.status == Status::RetryPending && task.next_retry_at.is_some_and(|at| at <= moment.now))?;
             change(task, back_in_line(task), Cause::RetryDue, None)
         }
-        Event::Canceled => canceled(task, moment),
+        Event::Canceled => canceled(task, Cause::Cancel, "canceled, and so never retried", moment),
+        Event::DeadEnd => canceled(task, Cause::DeadEnd, "canceled: nothing that depends on it is alive", moment),
         Event::Paused => match task.status {
             Status::Paused => Ok(None),
             Status::Pending | Status::Waiting | Status::RetryPending => {
@@ -365,7 +368,7 @@ fn retried_by_hand(task: &Task, wait_count: i32, stuck_after: TimeDelta, moment:
     change(task, after, Cause::Manual, lost)
 }
 
-fn canceled(task: &Task, moment: Moment) -> Decision {
+fn canceled(task: &Task, cause: Cause, reason: &str, moment: Moment) -> Decision {
     match task.status {
         Status::Canceled => return Ok(None),
         Status::Success | Status::Failure => return Err(Refused),
@@ -380,10 +383,10 @@ fn canceled(task: &Task, moment: Moment) -> Decision {
     end(&mut after, Status::Canceled, moment.now);
     let record = task.status.is_executing().then(|| Attempt {
         outcome: AttemptOutcome::Canceled,
-        reason: "canceled, and so never retried".into(),
-        ..record(task, Cause::Cancel, moment.now)
+        reason: reason.into(),
+        ..record(task, cause, moment.now)
     });
-    change(task, after, Cause::Cancel, record)
+    change(task, after, cause, record)
 }
 
 fn resumed(task: &Task, moment: Moment) -> Decision {

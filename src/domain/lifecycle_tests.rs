@@ -167,6 +167,8 @@ table! {
         => [NO_, NO_, NO_, NO_, PEN, NO_, NO_, NO_, NO_];
     Event::Canceled, Event::Canceled
         => [CAN, CAN, CAN, CAN, CAN, CAN, NO_, NO_, SAM];
+    Event::DeadEnd, Event::DeadEnd
+        => [CAN, CAN, CAN, CAN, CAN, CAN, NO_, NO_, SAM];
     Event::Paused, Event::Paused
         => [PAU, PAU, NO_, NO_, PAU, SAM, NO_, NO_, NO_];
     Event::Resumed, Event::Resumed
@@ -337,24 +339,27 @@ fn a_resumed_task_is_what_it_would_be_now() {
 #[test]
 fn a_canceled_task_tells_only_those_who_were_at_it() {
     for status in Status::ALL.into_iter().filter(|s| !s.is_terminal()) {
-        let before = task(status);
-        let canceled = changed(&before, &Event::Canceled, moment(3));
-        let expected = Task {
-            status: Status::Canceled,
-            ended_at: Some(at(3)),
-            claimed_by: None,
-            slots: Vec::new(),
-            timeout_at: None,
-            next_retry_at: None,
-            ..before.clone()
-        };
-        assert_eq!(*canceled.task(), expected);
-        assert_eq!(canceled.notice(), status.is_executing().then_some(Notice::Cancel), "{status:?}");
-        assert_eq!(canceled.attempt().is_some(), status.is_executing(), "{status:?}");
-        if let Some(record) = canceled.attempt() {
-            assert_eq!((record.outcome, record.cause), (AttemptOutcome::Canceled, Cause::Cancel));
-            assert_eq!((record.ended_at, record.failure.as_ref()), (at(3), None));
-            assert_eq!((record.delay_ms, record.jitter_ms, record.next_retry_at), (None, None, None));
+        for (event, cause) in [(Event::Canceled, Cause::Cancel), (Event::DeadEnd, Cause::DeadEnd)] {
+            let before = task(status);
+            let canceled = changed(&before, &event, moment(3));
+            let expected = Task {
+                status: Status::Canceled,
+                ended_at: Some(at(3)),
+                claimed_by: None,
+                slots: Vec::new(),
+                timeout_at: None,
+                next_retry_at: None,
+                ..before.clone()
+            };
+            assert_eq!((canceled.task(), canceled.cause()), (&expected, cause));
+            assert!(canceled.ends_badly());
+            assert_eq!(canceled.notice(), status.is_executing().then_some(Notice::Cancel), "{status:?}");
+            assert_eq!(canceled.attempt().is_some(), status.is_executing(), "{status:?}");
+            if let Some(record) = canceled.attempt() {
+                assert_eq!((record.outcome, record.cause), (AttemptOutcome::Canceled, cause));
+                assert_eq!((record.ended_at, record.failure.as_ref()), (at(3), None));
+                assert_eq!((record.delay_ms, record.jitter_ms, record.next_retry_at), (None, None, None));
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The rules of the service as plain values and functions. Nothing in here may know a database, a network,
 //! a clock or a random number: what they say comes in as arguments, so every rule can be tested as a table.
 
+pub mod dead_end;
 pub mod failure;
 pub mod graph;
 pub mod input;

@@ -14,7 +14,7 @@ use super::status::Status;
 use super::task::Flags;
 use super::webhook::{Action, ActionKind, Actions, RESERVED_HEADERS, Verb, WebhookParams};
 
-/// What the configuration allows a request to hold.
+/// What the configuration allows a request to hold, and what it means where a request is silent.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub tasks_per_batch: usize,
@@ -23,6 +23,8 @@ pub struct Limits {
     pub actions_per_task: usize,
     pub metadata_bytes: usize,
     pub retry: retry::Limits,
+    /// Whether batches that do not say so have their dead ends canceled.
+    pub dead_end_cancel: bool,
 }
 
 #[derive(Debug, PartialEq)]
@@ -33,6 +35,7 @@ pub struct NewBatch {
     pub metadata: Option<Value>,
     /// Of tasks that bring none.
     pub fair_key: Option<String>,
+    pub dead_end_cancel: bool,
 }
 
 #[derive(Debug, PartialEq)]
@@ -78,13 +81,17 @@ impl NewBatch {
 }
 
 impl NewTask {
-    pub fn flags(&self) -> Flags {
+    /// `dead_end_cancel` is what its batch says.
+    pub fn flags(&self, dead_end_cancel: bool) -> Flags {
+        let tells_parents = dead_end_cancel && !self.dead_end_barrier && !self.dependencies.is_empty();
         let mut flags = Flags::default();
         flags.set(Flags::ON_START, self.actions.on_start.is_some());
         flags.set(Flags::ON_SUCCESS, !self.actions.on_success.is_empty());
         flags.set(Flags::ON_FAILURE, !self.actions.on_failure.is_empty());
         flags.set(Flags::ON_RETRY, !self.actions.on_retry.is_empty());
         flags.set(Flags::HAS_CHILDREN, self.has_children);
+        flags.set(Flags::DEAD_END, dead_end_cancel);
+        flags.set(Flags::TELLS_PARENTS, tells_parents);
         flags
     }
 
@@ -103,6 +110,7 @@ pub fn read_batch(body: Value, limits: &Limits) -> Result<NewBatch, Vec<String>>
             scope: None,
             metadata: None,
             fair_key: None,
+            dead_end_cancel: limits.dead_end_cancel,
         }),
         Value::Object(_) => Fields::open(body, "", &mut problems).map(|mut fields| {
             fields.require("tasks", &mut problems);
@@ -113,6 +121,7 @@ pub fn read_batch(body: Value, limits: &Limits) -> Result<NewBatch, Vec<String>>
                 scope: fields.string("scope", 1..=255, &mut problems),
                 metadata: read_metadata(&mut fields, limits, &mut problems),
                 fair_key: fields.string("fair_key", 1..=255, &mut problems),
+                dead_end_cancel: fields.boolean("dead_end_cancel", &mut problems).unwrap_or(limits.dead_end_cancel),
             };
             if batch.on_batch_complete.len() > limits.actions_per_task {
                 problems.add("on_batch_complete", format!("must have at most {} actions", limits.actions_per_task));

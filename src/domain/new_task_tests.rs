@@ -96,10 +96,39 @@ fn everything_that_is_given_arrives() {
     assert_eq!(urls(&task.actions.on_retry), ["http://w/r"]);
     assert_eq!(task.actions.on_start.as_ref().map(|a| a.params.url.as_str()), Some("http://w/s"));
     assert_eq!(task.actions.cancel, None);
-    let flags = task.flags();
+    let flags = task.flags(false);
     assert!(flags.has(Flags::ON_START) && flags.has(Flags::ON_SUCCESS) && flags.has(Flags::ON_FAILURE));
     assert!(flags.has(Flags::ON_RETRY));
     assert!(!flags.has(Flags::HAS_CHILDREN));
+}
+
+#[test]
+fn dead_ends_are_canceled_if_the_batch_or_else_the_configuration_says_so() {
+    for configured in [false, true] {
+        let limits = Limits { dead_end_cancel: configured, ..LIMITS };
+        let wanted = |body: Value| read_batch(body, &limits).unwrap().dead_end_cancel;
+        assert_eq!(wanted(json!([])), configured);
+        for (said, expected) in [(json!(null), configured), (json!(true), true), (json!(false), false)] {
+            assert_eq!(wanted(json!({"tasks": [], "dead_end_cancel": said})), expected);
+        }
+    }
+    assert_eq!(problems(json!({"tasks": [], "dead_end_cancel": 1})).len(), 1);
+    let tasks = json!([
+        task_with(json!({"id": "a"})),
+        task_with(json!({"dependencies": [{"id": "a"}]})),
+        task_with(json!({"dependencies": [{"id": "a"}], "dead_end_barrier": true}))
+    ]);
+    let tasks = read(tasks).unwrap().tasks;
+    let flags = |on: bool| -> Vec<(bool, bool)> {
+        let flags = tasks.iter().map(|task| task.flags(on));
+        flags.map(|flags| (flags.has(Flags::DEAD_END), flags.has(Flags::TELLS_PARENTS))).collect()
+    };
+    assert_eq!(flags(false), [(false, false); 3]);
+    assert_eq!(
+        flags(true),
+        [(true, false), (true, true), (true, false)],
+        "neither a root nor a barrier tells its parents"
+    );
 }
 
 #[test]

@@ -32,6 +32,7 @@ pub const LIMITS: new_task::Limits = new_task::Limits {
     actions_per_task: 4,
     metadata_bytes: 65_536,
     retry: RETRY_LIMITS,
+    dead_end_cancel: false,
 };
 
 /// A moment so many seconds after the one at which the samples are looked at.

@@ -59,6 +59,10 @@ impl Flags {
     pub const ON_FAILURE: Flags = Flags(4);
     pub const ON_RETRY: Flags = Flags(8);
     pub const HAS_CHILDREN: Flags = Flags(16);
+    /// Its batch has dead ends canceled: it is, when it becomes one.
+    pub const DEAD_END: Flags = Flags(32);
+    /// So, and it has parents, and is no barrier: its bad end may make dead ends of them.
+    pub const TELLS_PARENTS: Flags = Flags(64);
 
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 != 0

@@ -32,6 +32,9 @@ pub struct NewBatch {
     /// The `fair_key` of tasks that have none of their own.
     #[schema(min_length = 1, max_length = 255)]
     pub fair_key: Option<String>,
+    /// Whether tasks of the batch are canceled when nothing alive depends on them after a bad end. Absent: as
+    /// `DEAD_END_CANCEL` says.
+    pub dead_end_cancel: Option<bool>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -62,6 +65,8 @@ pub struct NewTask {
     pub dependencies: Option<Vec<NewDependency>>,
     #[schema(minimum = 0)]
     pub expected_count: Option<i32>,
+    /// The canceling of dead ends goes no further up than this task.
+    #[schema(default = false)]
     pub dead_end_barrier: Option<bool>,
     pub retry: Option<NewRetry>,
     /// Not started before this.

@@ -22,6 +22,7 @@ const LIMITS: Limits = Limits {
         max_retry_after_secs: 86_400,
         max_deferrals: 100,
     },
+    dead_end_cancel: false,
 };
 
 /// A described shape, and how to have an object of it read.

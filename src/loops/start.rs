@@ -13,11 +13,11 @@ use uuid::Uuid;
 use super::calls::{Caller, Held, Queue, Queued};
 use super::runner::{Loop, Tick};
 use crate::domain::failure::{Failure, FailureType, Trigger};
-use crate::domain::lifecycle::{Event, Transition, decide};
-use crate::domain::task::Flags;
+use crate::domain::lifecycle::{self, Decision, Event, Moment, Transition};
+use crate::domain::task::{Flags, Task};
 use crate::domain::webhook::Action;
 use crate::store::transitions::{self, Claims};
-use crate::store::{self, Actor, Store, lock, outbox, query, retrying};
+use crate::store::{self, Actor, Store, dead_ends, lock, outbox, query, retrying};
 use crate::wake::Hints;
 use crate::webhook::{CallError, Client};
 
@@ -192,20 +192,19 @@ async fn write(store: &Store, answers: &[Answered]) -> store::Result<()> {
             }
         }
     }
-    // Failures first: their cascade locks other rows, and rows are locked before counters.
+    // Failures first: their cascade locks other rows, and all rows are locked in one go. What was started may be above
+    // what fails.
     if !failed.is_empty() {
-        let mut ids: Vec<Uuid> = failed.keys().copied().collect();
-        ids.sort_unstable();
+        let decide = |task: &Task, moment: Moment| -> Decision {
+            let Some((run, error)) = failed.get(&task.id) else { return Ok(None) };
+            let event = Event::StartFailed { by: store.instance(), failure: failure(error) };
+            lifecycle::decide(task, &event, moment).map(|decided| decided.filter(|_| task.run == *run))
+        };
+        let ids: Vec<Uuid> = answers.iter().map(|answer| answer.id).collect();
         let locked = lock::by_ids(&mut tx, &ids).await?;
-        let decided: Vec<Transition> = locked
-            .tasks
-            .iter()
-            .filter_map(|task| {
-                let (run, error) = failed.get(&task.id)?;
-                let event = Event::StartFailed { by: store.instance(), failure: failure(error) };
-                decide(task, &event, locked.moment).ok().flatten().filter(|_| task.run == *run)
-            })
-            .collect();
+        let locked = dead_ends::widen(&mut tx, locked, decide).await?;
+        let decided: Vec<Transition> =
+            locked.tasks.iter().filter_map(|task| decide(task, locked.moment).ok().flatten()).collect();
         transitions::apply(&mut tx, &decided, locked.moment).await?;
     }
     if !started.is_empty() {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::runner::{Loop, Tick};
 use crate::domain::lifecycle::{Event, decide};
 use crate::domain::status::Status;
-use crate::store::{self, Actor, Store, lock, retrying, stats, transitions};
+use crate::domain::task::Task;
+use crate::store::{self, Actor, Store, dead_ends, lock, retrying, stats, transitions};
 use crate::wake::Hints;
 
 const LIMIT: i64 = 500;
@@ -39,10 +40,12 @@ impl Loop for Timeout {
 impl Timeout {
     async fn expire(&self) -> store::Result<u64> {
         let mut tx = self.store.begin(Actor::Loop(Self::NAME)).await?;
+        let event = |task: &Task| if task.status == Status::Claimed { Event::LeaseRanOut } else { Event::TimedOut };
         let locked = lock::timed_out(&mut tx, LIMIT).await?;
+        let locked = dead_ends::widen(&mut tx, locked, |task, moment| decide(task, &event(task), moment)).await?;
         let mut decided = Vec::new();
         for task in &locked.tasks {
-            let event = if task.status == Status::Claimed { Event::LeaseRanOut } else { Event::TimedOut };
+            let event = event(task);
             if let Ok(Some(transition)) = decide(task, &event, locked.moment) {
                 tracing::info!(task.id = %task.id, batch.id = %task.batch_id, run = task.run, ?event, "task overdue");
                 decided.push(transition);

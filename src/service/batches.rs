@@ -88,7 +88,7 @@ impl Service {
             .iter()
             .filter_map(|task| decide(task, &Event::Canceled, locked.moment).ok().flatten())
             .collect();
-        transitions::apply(&mut tx, &decided, locked.moment).await?;
+        transitions::apply_stop(&mut tx, id, &decided, locked.moment).await?;
         tx.commit().await?;
         Ok(Chunk {
             first: locked.tasks.first().map(|task| task.id),

@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::{Error, Result, Service, no_task};
-use crate::domain::lifecycle::{self, Event, Report};
+use crate::domain::lifecycle::{self, Event, Report, decide};
 use crate::domain::new_task::{NewBatch, NewTask};
 use crate::domain::patch::{Patch, Progress};
 use crate::domain::task::Task;
@@ -11,7 +11,9 @@ use crate::domain::view::{BasicTask, Timestamp, WholeTask};
 use crate::store::idempotency::{self, Key, Seen};
 use crate::store::progress::{self, Sign};
 use crate::store::query::{Page, TaskFilter};
-use crate::store::{self, Tx, attempts, create, fairness, lock, policies, query, retrying, slots, transitions};
+use crate::store::{
+    self, Tx, attempts, create, dead_ends, fairness, lock, policies, query, retrying, slots, transitions,
+};
 
 /// A new batch; without tasks nothing was stored.
 #[derive(Debug)]
@@ -150,9 +152,11 @@ impl Service {
     async fn happened(&self, id: Uuid, event: &Event) -> Result<WholeTask> {
         let done = retrying(|| async {
             let mut tx = self.begin().await?;
+            let decide = |task: &Task, moment| decide(task, event, moment);
             let locked = lock::by_ids(&mut tx, &[id]).await?;
+            let locked = dead_ends::widen(&mut tx, locked, decide).await?;
             let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
-            match lifecycle::decide(task, event, locked.moment) {
+            match decide(task, locked.moment) {
                 Err(_) => return refuse(tx, Done::Refused(Box::new(task.clone()))).await,
                 Ok(None) => {}
                 Ok(Some(transition)) => transitions::apply(&mut tx, &[transition], locked.moment).await?,
@@ -165,19 +169,23 @@ impl Service {
 
     async fn patch_once(&self, id: Uuid, patch: &Patch) -> store::Result<Done> {
         let mut tx = self.begin().await?;
+        let report = patch.result.clone().map(|result| Report { run: patch.run, result });
+        let decide = |task: &Task, moment| {
+            report.as_ref().map_or(Ok(None), |report| decide(task, &Event::Reported(report.clone()), moment))
+        };
         let locked = lock::by_ids(&mut tx, &[id]).await?;
+        let locked = dead_ends::widen(&mut tx, locked, decide).await?;
         let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
         let refused = || Done::Refused(Box::new(task.clone()));
         let mut transition = None;
-        if let Some(result) = &patch.result {
-            let report = Report { run: patch.run, result: result.clone() };
-            match lifecycle::decide(task, &Event::Reported(report.clone()), locked.moment) {
+        if let Some(report) = &report {
+            match decide(task, locked.moment) {
                 Ok(Some(decided)) => transition = Some(decided),
                 Ok(None) => return finish(tx, id).await,
                 Err(_) => {
                     let about = report.run.unwrap_or(task.run - 1);
                     let recorded = attempts::recorded(&mut tx, id, about).await?;
-                    if !lifecycle::repeats(task, &report, recorded) {
+                    if !lifecycle::repeats(task, report, recorded) {
                         return refuse(tx, refused()).await;
                     }
                     return finish(tx, id).await;

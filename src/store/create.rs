@@ -140,7 +140,7 @@ async fn insert_tasks(
         ids,
         column!(t => t.status().as_str()) as &[&str],
         column!(t => t.priority),
-        column!(t => t.flags().0),
+        column!(t => t.flags(batch.dead_end_cancel).0),
         column!(t => wait_count(t)),
         column!(t => t.timeout_secs),
         column!(t => t.expected_count) as &[Option<i32>],

@@ -4,6 +4,7 @@
 pub mod attempts;
 pub mod books;
 pub mod create;
+pub mod dead_ends;
 mod error;
 pub mod fairness;
 pub mod history;

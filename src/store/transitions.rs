@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::lock::{self, read_status};
 use super::tx::Move;
-use super::{Error, Result, Tx, attempts, outbox};
+use super::{Error, Result, Tx, attempts, dead_ends, outbox};
 use crate::domain::failure::{FailureType, Trigger};
 use crate::domain::graph::{self, Edge};
 use crate::domain::lifecycle::{AttemptOutcome, Cause, Moment, Settled, Transition};
@@ -25,6 +25,15 @@ pub use claim::{Claimed, Claims, claim};
 /// Writes the transitions with all their effects, and then those that follow from them.
 /// The rows must have been locked by this transaction; `moment` is the one at which was decided.
 pub async fn apply(tx: &mut Tx, transitions: &[Transition], moment: Moment) -> Result<()> {
+    apply_but(tx, transitions, None, moment).await
+}
+
+/// The same while everything alive of a batch is being canceled: nothing of it is looked for as a dead end.
+pub async fn apply_stop(tx: &mut Tx, batch_id: Uuid, transitions: &[Transition], moment: Moment) -> Result<()> {
+    apply_but(tx, transitions, Some(batch_id), moment).await
+}
+
+async fn apply_but(tx: &mut Tx, transitions: &[Transition], stopped: Option<Uuid>, moment: Moment) -> Result<()> {
     if transitions.is_empty() {
         return Ok(());
     }
@@ -34,15 +43,20 @@ pub async fn apply(tx: &mut Tx, transitions: &[Transition], moment: Moment) -> R
         .filter(|t| t.task().flags.has(Flags::HAS_CHILDREN))
         .filter_map(Transition::settled)
         .collect();
-    if !parents.is_empty() {
-        propagate(tx, &parents, moment).await?;
+    let following = if parents.is_empty() { Vec::new() } else { propagate(tx, &parents, moment).await? };
+    let tells = |t: &&Transition| t.task().flags.has(Flags::TELLS_PARENTS) && t.ends_badly();
+    let ended: Vec<Uuid> = transitions.iter().chain(&following).filter(tells).map(|t| t.task().id).collect();
+    if !ended.is_empty() {
+        // None of their children is alive, so nothing follows from these but what is above them, which is among them.
+        let canceled = dead_ends::found(tx, &ended, stopped, moment).await?;
+        write(tx, &canceled, moment.now).await?;
     }
     Ok(())
 }
 
 /// One pass, however deep the graph is: which tasks can be reached depends on the links alone, and those never
 /// change, so the whole cascade is found by one query, locked by another and written like any other transitions.
-async fn propagate(tx: &mut Tx, settled: &[Settled], moment: Moment) -> Result<()> {
+async fn propagate(tx: &mut Tx, settled: &[Settled], moment: Moment) -> Result<Vec<Transition>> {
     let (good, bad): (Vec<Settled>, Vec<Settled>) = settled.iter().partition(|s| s.outcome().is_success());
     let ids = |of: &[Settled]| of.iter().map(|s| s.id()).collect::<Vec<Uuid>>();
     // `offset 0` keeps the look-ups one by one over the key: without statistics, or with those of flat graphs, a hash
@@ -72,7 +86,8 @@ async fn propagate(tx: &mut Tx, settled: &[Settled], moment: Moment) -> Result<(
     children.dedup();
     let locked = lock::by_ids(tx, &children).await?;
     let following = graph::propagate(settled, &edges, &locked.tasks, moment);
-    write(tx, &following, moment.now).await
+    write(tx, &following, moment.now).await?;
+    Ok(following)
 }
 
 async fn write(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> Result<()> {

@@ -240,6 +240,11 @@ impl Tx {
         Ok(())
     }
 
+    /// Gives back every lock and begins anew. Nothing may have been written.
+    pub(super) async fn anew(&mut self) -> Result<()> {
+        self.simple("rollback; begin").await
+    }
+
     pub async fn rollback(mut self) -> Result<()> {
         self.simple("rollback").await?;
         self.ended = true;

@@ -79,8 +79,18 @@ async fn a_parent_that_will_be_retried_never_moves_a_child() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn everybody_at_everything_and_the_books_balance() {
+    everybody_at_everything("0").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn everybody_at_everything_with_dead_ends() {
+    everybody_at_everything("1").await;
+}
+
+async fn everybody_at_everything(dead_end_cancel: &str) {
     let db = Database::new().await;
-    let settings = [("WORKER_LOOP_INTERVAL_MS", "20"), ("RETRY_LOOP_INTERVAL_MS", "20")];
+    let settings =
+        [("WORKER_LOOP_INTERVAL_MS", "20"), ("RETRY_LOOP_INTERVAL_MS", "20"), ("DEAD_END_CANCEL", dead_end_cancel)];
     let instances = [Instance::start(&db.url, &settings), Instance::start(&db.url, &settings)];
     let retry = json!({"max_retries": 1, "initial_delay_secs": 1, "jitter_ms": 50});
     let tasks: Vec<Value> = (0..240usize)

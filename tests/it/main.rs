@@ -3,6 +3,7 @@
 mod api;
 mod books;
 mod concurrency;
+mod dead_ends;
 mod deliveries;
 mod door;
 mod fairness;

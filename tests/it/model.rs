@@ -16,6 +16,8 @@ struct Node {
     max_retries: u8,
     /// Starts only while fewer than this are running.
     limit: Option<u8>,
+    /// Dead ends stop at it.
+    barrier: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,17 +38,25 @@ enum Step {
     StopAll,
 }
 
+/// What a node is made of: links back, retries, whether it is a barrier, how many may run beside it.
+type Drawn = (Vec<(usize, bool)>, u8, bool, Option<u8>);
+
 fn graph() -> impl Strategy<Value = Vec<Node>> {
-    let node = (prop::collection::vec((1usize..5, any::<bool>()), 0..4), 0u8..3, prop::option::of(1u8..4));
+    let node = (
+        prop::collection::vec((1usize..5, any::<bool>()), 0..4),
+        0u8..3,
+        prop::bool::weighted(0.2),
+        prop::option::of(1u8..4),
+    );
     prop::collection::vec(node, 1..14).prop_map(|nodes| {
-        let build = |(i, (back, max_retries, limit)): (usize, (Vec<(usize, bool)>, u8, Option<u8>))| {
+        let build = |(i, (back, max_retries, barrier, limit)): (usize, Drawn)| {
             let mut parents: HashMap<usize, bool> = HashMap::new();
             for (distance, required) in back {
                 if let Some(parent) = i.checked_sub(distance) {
                     parents.insert(parent, required);
                 }
             }
-            Node { parents: parents.into_iter().collect(), max_retries, limit }
+            Node { parents: parents.into_iter().collect(), max_retries, limit, barrier }
         };
         nodes.into_iter().enumerate().map(build).collect()
     })
@@ -92,6 +102,8 @@ struct Model {
     nodes: Vec<Node>,
     tasks: Vec<Task>,
     now: i64,
+    /// Whether the batch wants its dead ends canceled.
+    dead_ends: bool,
 }
 
 const TIMEOUT: i64 = 30;
@@ -100,7 +112,7 @@ const WAIT: i64 = 7;
 const STUCK: i64 = 12;
 
 impl Model {
-    fn new(nodes: &[Node]) -> Model {
+    fn new(nodes: &[Node], dead_ends: bool) -> Model {
         let fresh = |node: &Node| Task {
             status: if node.parents.is_empty() { "Pending" } else { "Waiting" },
             attempt: 0,
@@ -112,7 +124,7 @@ impl Model {
             pressed: false,
             seen: 0,
         };
-        Model { tasks: nodes.iter().map(fresh).collect(), nodes: nodes.to_vec(), now: 0 }
+        Model { tasks: nodes.iter().map(fresh).collect(), nodes: nodes.to_vec(), now: 0, dead_ends }
     }
 
     fn ended(&self, i: usize) -> bool {
@@ -244,8 +256,21 @@ impl Model {
         }
     }
 
+    /// Whatever is alive, has a child that has ended badly since `before`, and none that is alive: again and again.
+    fn cancel_dead_ends(&mut self, before: &[bool]) {
+        let dead = |model: &Model, i: usize| {
+            let children = || (0..model.nodes.len()).filter(|c| model.nodes[*c].parents.iter().any(|(p, _)| *p == i));
+            let told = |c: usize| model.bad(c) && !before[c] && !model.nodes[c].barrier;
+            !model.ended(i) && children().all(|c| model.ended(c)) && children().any(told)
+        };
+        while let Some(i) = (0..self.tasks.len()).find(|i| dead(self, *i)) {
+            self.end(i, "Canceled");
+        }
+    }
+
     /// Whether the API should take it.
     fn step(&mut self, step: Step) -> bool {
+        let bad: Vec<bool> = (0..self.tasks.len()).map(|i| self.bad(i)).collect();
         let taken = match step {
             Step::Claim => {
                 let mut running = self.tasks.iter().filter(|t| t.status == "Running").count();
@@ -346,19 +371,22 @@ impl Model {
             }
         };
         self.settle();
+        if self.dead_ends {
+            self.cancel_dead_ends(&bad);
+        }
         taken
     }
 }
 
-async fn play(nodes: &[Node], steps: &[Step]) -> Result<(), TestCaseError> {
+async fn play(nodes: &[Node], steps: &[Step], dead_ends: bool) -> Result<(), TestCaseError> {
     let f = Fixture::with(&["--stuck-after-secs", &STUCK.to_string()]).await;
-    let result = play_on(&f, nodes, steps).await;
+    let result = play_on(&f, nodes, steps, dead_ends).await;
     f.store.close().await;
     f.db.pool.close().await;
     result
 }
 
-async fn play_on(f: &Fixture, nodes: &[Node], steps: &[Step]) -> Result<(), TestCaseError> {
+async fn play_on(f: &Fixture, nodes: &[Node], steps: &[Step], dead_ends: bool) -> Result<(), TestCaseError> {
     let tasks: Vec<Value> = nodes
         .iter()
         .enumerate()
@@ -373,14 +401,14 @@ async fn play_on(f: &Fixture, nodes: &[Node], steps: &[Step]) -> Result<(), Test
             });
             let rules = node.limit.map(|max| json!([{"type": "Concurency", "max_concurency": max, "matcher": {}}]));
             json!({"id": i.to_string(), "name": i.to_string(), "kind": "k", "timeout": TIMEOUT, "dependencies": needs,
-                   "retry": retry, "rules": rules})
+                   "retry": retry, "rules": rules, "dead_end_barrier": node.barrier})
         })
         .collect();
-    let answer = f.api.post("/task", &json!(tasks)).await;
+    let answer = f.api.post("/task", &json!({"tasks": tasks, "dead_end_cancel": dead_ends})).await;
     prop_assert_eq!(answer.status.as_u16(), 201, "{}", answer.body);
     let batch = answer.headers["x-batch-id"].to_str().unwrap().to_owned();
     let ids: Vec<String> = answer.body.as_array().unwrap().iter().map(|t| text(&t["id"])).collect();
-    let mut model = Model::new(nodes);
+    let mut model = Model::new(nodes, dead_ends);
     for step in steps {
         let at = |i: usize| &ids[i % ids.len()];
         let inside = match *step {
@@ -449,6 +477,6 @@ fn the_service_does_what_the_model_says() {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(40);
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
-        .run(&(graph(), steps()), |(nodes, steps)| runtime.block_on(play(&nodes, &steps)))
+        .run(&(graph(), steps(), any::<bool>()), |(nodes, steps, on)| runtime.block_on(play(&nodes, &steps, on)))
         .unwrap_or_else(|error| panic!("{error}"));
 }

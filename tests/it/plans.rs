@@ -143,5 +143,35 @@ async fn the_cascade_looks_up_links_one_by_one_even_without_statistics() {
         )
         .await;
         assert!(!found.contains("Seq Scan on link") && !found.contains("Hash Join"), "{found}");
+        let found = plan(
+            &db,
+            "with recursive up(id, tells) as (
+                 select unnest(array[gen_random_uuid()]), true
+                 union
+                 select p.id, p.flags & 64 <> 0 from up u
+                 cross join lateral (select parent_id from link where child_id = u.id offset 0) l
+                 cross join lateral (
+                     select id, flags from task
+                     where id = l.parent_id and ended_at is null and flags & 32 <> 0 offset 0
+                 ) p
+                 where u.tells
+             )
+             select id from up",
+        )
+        .await;
+        assert!(found.contains("link_child_idx") && !found.contains("Hash Join"), "{found}");
+        let found = plan(
+            &db,
+            "select c.alive from unnest(array[gen_random_uuid()], array[1]) a(id, most)
+             cross join lateral (
+                 select count(*) as alive from (
+                     select from link l
+                     cross join lateral (select from task where id = l.child_id and ended_at is null offset 0) t
+                     where l.parent_id = a.id order by l.child_id desc limit a.most
+                 ) c
+             ) c",
+        )
+        .await;
+        assert!(found.contains("Scan Backward using link_pkey") && !found.contains("Hash Join"), "{found}");
     }
 }

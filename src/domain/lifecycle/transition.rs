@@ -19,6 +19,7 @@ pub enum Cause {
     Report,
     RetryDue,
     Cancel,
+    DeadEnd,
     Pause,
     Resume,
     Manual,
@@ -36,6 +37,7 @@ impl Cause {
             Cause::Report => "report",
             Cause::RetryDue => "retry_due",
             Cause::Cancel => "cancel",
+            Cause::DeadEnd => "dead_end",
             Cause::Pause => "pause",
             Cause::Resume => "resume",
             Cause::Manual => "manual",
@@ -97,6 +99,11 @@ impl Transition {
     /// The slots that it releases.
     pub fn freed(&self) -> &[i64] {
         &self.freed
+    }
+
+    /// The task ends, and not in success.
+    pub fn ends_badly(&self) -> bool {
+        self.task.status.outcome().is_some_and(|outcome| !outcome.is_success())
     }
 
     /// What this change tells the children, if it is one that may tell them anything.
