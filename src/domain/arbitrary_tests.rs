@@ -12,7 +12,7 @@ use crate::domain::patch::{read_patch, read_progress, read_retry_request};
 use crate::domain::policy::Strategy as Growth;
 
 /// Words that mean something somewhere, as names and as values.
-const WORDS: [&str; 51] = [
+const WORDS: [&str; 53] = [
     "id",
     "name",
     "kind",
@@ -25,6 +25,8 @@ const WORDS: [&str; 51] = [
     "on_retry",
     "dependencies",
     "requires_success",
+    "dedupe_strategy",
+    "fields",
     "expected_count",
     "dead_end_barrier",
     "dead_end_cancel",
@@ -110,6 +112,8 @@ fn plausible_task() -> impl Strategy<Value = Value> {
         json!({"dependencies": [{"id": "a"}]}),
         json!({"dependencies": [{"id": "b", "requires_success": false}]}),
         json!({"dependencies": [{"id": "a"}, {"id": "b"}]}),
+        json!({"metadata": {"a": 1}, "dedupe_strategy": [{"kind": "k", "status": "pending", "fields": ["a"]}]}),
+        json!({"dedupe_strategy": [{}, {"fields": ["a"]}]}),
         json!({"expected_count": 0}),
         json!({"dead_end_barrier": true}),
         json!({"run_at": "2030-01-01T00:00:00Z"}),
@@ -192,6 +196,11 @@ fn check_batch(batch: &NewBatch) {
         assert!(task.dependencies.len() <= LIMITS.dependencies_per_task);
         assert!(task.dependencies.is_sorted_by(|a, b| a.parent < b.parent), "each parent once");
         assert!(task.dependencies.iter().all(|d| d.parent < i), "parents come first");
+        for matcher in &task.dedupe_strategy {
+            assert!((1..=100).contains(&matcher.kind.chars().count()));
+            assert!(matcher.fields.is_sorted_by(|a, b| a < b), "each field once");
+            assert!(matcher.fields.iter().all(|name| task.metadata.as_ref().unwrap().get(name).is_some()));
+        }
         parents.extend(task.dependencies.iter().map(|d| d.parent));
         if let RetryChoice::Own(policy) = &task.retry {
             check_policy(policy);

@@ -11,7 +11,7 @@ use super::lifecycle::{Event, Moment, Settled, Transition, decide};
 use super::status::Status;
 use super::task::Task;
 
-/// A dependency. Within a batch a child always comes after its parents, so there are no cycles.
+/// A dependency. A child always comes after its parents, so there are no cycles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edge {
     pub parent: Uuid,
@@ -80,7 +80,7 @@ pub enum NoRevival {
 /// Retries `targets` and, with `cascade`, brings back what failed only because of them: tasks whose every required
 /// parent is fine, open or itself coming back. `edges` must hold every edge that touches a target or a task that can
 /// be reached from one over required edges; `tasks` the locked rows at both ends of them, in the order of their ids,
-/// which within a batch goes from parents to children.
+/// which goes from parents to children.
 pub fn revive(
     targets: &[Uuid],
     cascade: bool,

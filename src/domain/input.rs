@@ -256,7 +256,7 @@ fn shown_path(path: &[Segment]) -> String {
     text
 }
 
-fn name_of(value: &Value) -> &'static str {
+pub(super) fn name_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
@@ -267,7 +267,7 @@ fn name_of(value: &Value) -> &'static str {
     }
 }
 
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     match value {
         Value::Number(number) => number.to_string(),
         Value::String(text) if text.chars().count() <= 40 => format!("\"{text}\""),

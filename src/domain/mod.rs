@@ -2,10 +2,12 @@
 //! a clock or a random number: what they say comes in as arguments, so every rule can be tested as a table.
 
 pub mod dead_end;
+pub mod dedupe;
 pub mod failure;
 pub mod graph;
 pub mod input;
 pub mod lifecycle;
+pub mod matcher;
 pub mod new_policy;
 pub mod new_task;
 pub mod patch;

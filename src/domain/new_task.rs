@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 
+use super::dedupe::{self, MOST_LISTS};
 use super::input::{Fields, Problems, refuse_nul};
+use super::matcher::{Matcher, read_strategy};
 use super::new_policy::read_policy;
 use super::policy::Policy;
 use super::retry;
@@ -49,6 +51,8 @@ pub struct NewTask {
     /// Positions of earlier tasks of the batch.
     pub dependencies: Vec<Dependency>,
     pub has_children: bool,
+    /// It is not created if one of these finds a task that is there already.
+    pub dedupe_strategy: Vec<Matcher>,
     pub expected_count: Option<i32>,
     pub dead_end_barrier: bool,
     pub retry: RetryChoice,
@@ -177,6 +181,10 @@ fn read_tasks(items: Vec<Value>, path: &str, limits: &Limits, problems: &mut Pro
         let most = limits.links_per_batch;
         problems.add(path, format!("must have at most {most} dependencies in all, not {links} (MAX_LINKS_PER_BATCH)"));
     }
+    if let Some(kind) = dedupe::too_mixed(&tasks) {
+        let what = format!("dedupe_strategy must compare tasks of the kind \"{kind}\"");
+        problems.add(path, format!("{what} by at most {MOST_LISTS} different lists of fields"));
+    }
     tasks
 }
 
@@ -188,7 +196,7 @@ fn read_task(
 ) -> NewTask {
     let name = fields.required_string("name", 1..=255, problems).unwrap_or_default();
     let kind = fields.required_string("kind", 1..=100, problems).unwrap_or_default();
-    let task = NewTask {
+    let mut task = NewTask {
         name,
         rules: read_rules(fields, &kind, problems),
         kind,
@@ -204,12 +212,14 @@ fn read_task(
         },
         dependencies: read_dependencies(fields, positions, limits, problems),
         has_children: false,
+        dedupe_strategy: Vec::new(),
         expected_count: fields.integer("expected_count", 0..=i32::MAX, problems),
         dead_end_barrier: fields.boolean("dead_end_barrier", problems).unwrap_or(false),
         retry: read_retry(fields, limits, problems),
         run_at: fields.timestamp("run_at", problems),
         fair_key: fields.string("fair_key", 1..=255, problems),
     };
+    task.dedupe_strategy = read_strategy(fields, &task.kind, task.metadata.as_ref(), problems);
     let bearer = Bearer { metadata: task.metadata.as_ref(), has_expected_count: task.expected_count.is_some() };
     for (i, rule) in task.rules.iter().enumerate() {
         if let Some(problem) = bearer.problem(rule) {

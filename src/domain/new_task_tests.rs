@@ -59,6 +59,7 @@ fn defaults_are_filled_in() {
         actions: Actions::default(),
         dependencies: Vec::new(),
         has_children: false,
+        dedupe_strategy: Vec::new(),
         expected_count: None,
         dead_end_barrier: false,
         retry: RetryChoice::OfKind,
@@ -70,7 +71,7 @@ fn defaults_are_filled_in() {
     let nulls = json!({
         "id": null, "timeout": null, "metadata": null, "priority": null, "on_start": null, "on_success": null,
         "on_failure": null, "on_retry": null, "dependencies": null, "expected_count": null, "dead_end_barrier": null,
-        "run_at": null, "rules": null, "fair_key": null,
+        "run_at": null, "rules": null, "dedupe_strategy": null, "fair_key": null,
     });
     assert_eq!(read_one(nulls).unwrap(), expected, "null is absent");
 }
@@ -82,12 +83,14 @@ fn everything_that_is_given_arrives() {
         "on_success": [webhook("http://w/1"), webhook("http://w/2")], "on_failure": [webhook("https://w/f")],
         "on_retry": [webhook("http://w/r")],
         "expected_count": 9, "dead_end_barrier": true, "retry": {"max_retries": 2},
-        "run_at": "2030-01-02T03:04:05+02:00",
+        "run_at": "2030-01-02T03:04:05+02:00", "dedupe_strategy": [{"status": "running", "fields": ["a"]}],
     }))
     .unwrap();
     assert_eq!((task.timeout_secs, task.priority, task.expected_count), (5, -7, Some(9)));
     assert_eq!(task.metadata, Some(json!({"a": [1]})));
     assert!(task.dead_end_barrier);
+    let matcher = Matcher { kind: "k".into(), status: Some(Status::Running), fields: vec!["a".into()] };
+    assert_eq!(task.dedupe_strategy, [matcher]);
     assert_eq!(task.run_at.unwrap().to_rfc3339(), "2030-01-02T01:04:05+00:00");
     assert!(matches!(&task.retry, RetryChoice::Own(policy) if policy.max_retries == 2), "{:?}", task.retry);
     let urls = |actions: &[Action]| actions.iter().map(|a| a.params.url.clone()).collect::<Vec<_>>();
@@ -188,6 +191,7 @@ fn wrong_types_are_refused_for_every_field() {
         ("on_failure", "array"),
         ("on_retry", "array"),
         ("dependencies", "array"),
+        ("dedupe_strategy", "array"),
         ("expected_count", "number"),
         ("dead_end_barrier", "boolean"),
         ("retry", "object"),
@@ -196,7 +200,7 @@ fn wrong_types_are_refused_for_every_field() {
     for (field, right) in fields {
         refuse_each(field, samples.iter().filter(|(kind, _)| *kind != right).map(|(_, value)| value.clone()));
     }
-    for list in ["on_success", "on_failure", "on_retry", "dependencies"] {
+    for list in ["on_success", "on_failure", "on_retry", "dependencies", "dedupe_strategy"] {
         for item in [json!(null), json!(1), json!("x"), json!([])] {
             let found = read_one(json!({list: [item]})).unwrap_err();
             assert!(found.len() == 1 && found[0].starts_with(&format!("[0].{list}[0]: ")), "{found:?}");
@@ -275,6 +279,7 @@ fn unknown_fields_are_refused_at_every_level() {
             json!({"tasks": [], "on_batch_complete": [action("a", "b")]}),
             vec!["on_batch_complete[0].params.b", "on_batch_complete[0].a"],
         ),
+        (json!([task_with(json!({"dedupe_strategy": [{}, {"field": []}]}))]), vec!["[0].dedupe_strategy[1].field"]),
         (json!([task_with(json!({"retry": {"max_retries": 1, "delay": 1}}))]), vec!["[0].retry.delay"]),
         (
             json!([task_with(json!({"id": "a"})), task_with(json!({"dependencies": [{"id": "a", "required": true}]}))]),
@@ -339,6 +344,7 @@ fn nul_is_refused_wherever_it_stands() {
         (json!([task_with(json!({"metadata": {"a": {"b\0": 1}}}))]), "[0].metadata.a"),
         (json!([task_with(json!({"on_start": action}))]), "[0].on_start.params.body[0].x"),
         (json!([task_with(json!({"on_success": [webhook("http://w/\0")]}))]), "[0].on_success[0].params.url"),
+        (json!([task_with(json!({"dedupe_strategy": [{"fields": ["\0"]}]}))]), "[0].dedupe_strategy[0].fields[0]"),
         (json!({"tasks": [], "scope": "\0"}), "scope"),
         (json!({"tasks": [], "metadata": {"a": "\0"}}), "metadata.a"),
         (json!({"tasks": [task_with(json!({"name": "\0"}))]}), "tasks[0].name"),

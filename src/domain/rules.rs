@@ -1,7 +1,7 @@
 //! Rules that let a task start only while others like it leave room: how many execute at once, or how much they still
 //! have to do. Blocked tasks are parked by what they wait for, so that nobody looks at them until that changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,11 +9,11 @@ use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use super::input::{Fields, Problems, refuse_nul};
+use super::matcher;
 use super::status::Status;
 
 /// Rules of one task at most.
 pub const MOST_RULES: usize = 10;
-const MOST_FIELDS: usize = 20;
 /// Longer values are told apart by their hash: keys are indexed.
 const LONGEST_KEY: usize = 500;
 
@@ -162,55 +162,20 @@ fn read_matcher(value: Value, path: &str, own_kind: &str, problems: &mut Problem
     {
         problems.add(fields.path("status"), "must be Running: what is Claimed or Running is counted");
     }
-    let names = read_fields(&mut fields, problems);
+    // Whether the task has them is seen when it is known which tasks are to carry the rule.
+    let names = matcher::read_names(&mut fields, |_| true, problems);
     fields.close(problems);
-    Some(Matcher { kind, status: Counted::Running, fields: names.into_iter().collect() })
-}
-
-/// Names of metadata fields that are compared.
-pub fn read_fields(fields: &mut Fields, problems: &mut Problems) -> BTreeSet<String> {
-    let path = fields.path("fields");
-    let items = fields.array("fields", problems).unwrap_or_default();
-    if items.len() > MOST_FIELDS {
-        problems.add(&path, format!("must have at most {MOST_FIELDS} entries"));
-        return BTreeSet::new();
-    }
-    let mut names = BTreeSet::new();
-    for (i, item) in items.into_iter().enumerate() {
-        match item {
-            Value::String(name) if (1..=255).contains(&name.chars().count()) => {
-                names.insert(name);
-            }
-            _ => problems.add(format!("{path}[{i}]"), "must be the name of a metadata field, 1 to 255 characters"),
-        }
-    }
-    names
+    Some(Matcher { kind, status: Counted::Running, fields: names })
 }
 
 /// The values of these fields as one text: equal exactly when the values are. `None` if a field is not there.
 pub fn key_of(fields: &[String], metadata: Option<&Value>) -> Option<String> {
-    let values: Option<Vec<Value>> =
-        fields.iter().map(|field| metadata.and_then(|m| m.get(field)).cloned().map(plain)).collect();
-    let text = Value::Array(values?).to_string();
+    let text = matcher::key("", fields, metadata)?;
     if text.len() <= LONGEST_KEY {
         return Some(text);
     }
     let hash = Sha256::digest(text.as_bytes());
     Some(hash.iter().fold(String::from("sha256:"), |text, byte| text + &format!("{byte:02x}")))
-}
-
-/// 1.0 is 1, as in the database.
-fn plain(value: Value) -> Value {
-    match value {
-        Value::Number(number) if number.is_f64() => match number.as_f64() {
-            #[allow(clippy::cast_possible_truncation, reason = "whole and small enough")]
-            Some(float) if float.fract() == 0.0 && float.abs() < 9e15 => Value::from(float as i64),
-            _ => Value::Number(number),
-        },
-        Value::Array(items) => Value::Array(items.into_iter().map(plain).collect()),
-        Value::Object(map) => Value::Object(map.into_iter().map(|(name, value)| (name, plain(value))).collect()),
-        other => other,
-    }
 }
 
 /// What executes of one matcher with one set of values.

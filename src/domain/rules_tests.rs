@@ -17,8 +17,7 @@ fn matcher(kind: &str, fields: &[&str]) -> Matcher {
 #[test]
 fn both_spellings_are_read_and_one_is_written() {
     let with = |kind: &str, max: &str| {
-        let rule =
-            json!([{"type": kind, max: 3, "matcher": {"kind": "k", "status": "running", "fields": ["b", "a", "b"]}}]);
+        let rule = json!([{"type": kind, max: 3, "matcher": {"kind": "k", "status": "running", "fields": ["b", "a"]}}]);
         read(&rule).unwrap()
     };
     let rule = Rule::Concurrency { max: 3, matcher: matcher("k", &["a", "b"]) };
@@ -44,7 +43,7 @@ fn every_problem_is_named() {
     let problems = read(&json!([
         {"type": "Concurency", "matcher": {"kind": "k"}},
         {"type": "Concurency", "max_concurency": 0, "matcher": {"kind": "k", "status": "Pending"}},
-        {"type": "Capacity", "max_concurency": 1, "matcher": {"kind": "k", "fields": [1, ""]}},
+        {"type": "Capacity", "max_concurency": 1, "matcher": {"kind": "k", "fields": [1, "a", "a"]}},
         {"type": "Speed", "max_capacity": 1, "matcher": 7},
         {"max_capacity": 1, "matcher": {"kinds": "k"}},
         "none",
@@ -56,8 +55,8 @@ fn every_problem_is_named() {
             "[0].rules[0].max_concurency: is required",
             "[0].rules[1].matcher.status: must be Running: what is Claimed or Running is counted",
             "[0].rules[1].max_concurency: must be a whole number from 1 to 2147483647, not 0",
-            "[0].rules[2].matcher.fields[0]: must be the name of a metadata field, 1 to 255 characters",
-            "[0].rules[2].matcher.fields[1]: must be the name of a metadata field, 1 to 255 characters",
+            "[0].rules[2].matcher.fields[0]: must be a string, not a number",
+            "[0].rules[2].matcher.fields[2]: \"a\" is named twice",
             "[0].rules[2].max_capacity: is required",
             "[0].rules[2].max_concurency: unknown field",
             "[0].rules[3].type: must be one of Concurency, Concurrency, Capacity, not \"Speed\"",

@@ -63,6 +63,8 @@ impl Flags {
     pub const DEAD_END: Flags = Flags(32);
     /// So, and it has parents, and is no barrier: its bad end may make dead ends of them.
     pub const TELLS_PARENTS: Flags = Flags(64);
+    /// Some of the children came later, in other batches: there may be more of them whenever it is not locked.
+    pub const IN_OTHER_BATCHES: Flags = Flags(128);
 
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 != 0

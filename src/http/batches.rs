@@ -110,7 +110,8 @@ pub async fn change_rules(
 
 /// Get the graph of a batch
 ///
-/// All tasks of the batch, in the order in which they were given, and the links between them.
+/// All tasks of the batch, in the order in which they were given, and every link that begins or ends at one of them. The
+/// other end may be a task of another batch, which is not among `tasks`.
 #[utoipa::path(
     get, path = "/dag/{batch_id}", operation_id = "getDag", tag = "batches",
     params(("batch_id" = Uuid, Path, description = "The batch")),

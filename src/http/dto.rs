@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use crate::domain::failure::Trigger;
 use crate::domain::retry_view::{StrategyName, WrittenDelay};
+use crate::domain::status::Status;
 use crate::domain::view::Metadata;
 use crate::domain::webhook::Action;
 
@@ -63,6 +64,9 @@ pub struct NewTask {
     /// Called for each retry or deferral that is scheduled.
     pub on_retry: Option<Vec<Action>>,
     pub dependencies: Option<Vec<NewDependency>>,
+    /// Not created if one of these finds a task that is there already.
+    #[schema(max_items = 10)]
+    pub dedupe_strategy: Option<Vec<NewMatcher>>,
     #[schema(minimum = 0)]
     pub expected_count: Option<i32>,
     /// The canceling of dead ends goes no further up than this task.
@@ -93,20 +97,20 @@ pub enum NewRule {
     Concurrency {
         #[schema(minimum = 1)]
         max_concurency: i32,
-        matcher: NewMatcher,
+        matcher: NewRuleMatcher,
     },
     /// The tasks that match and execute have together less than this to do: `expected_count − success − failures`.
     Capacity {
         #[schema(minimum = 1)]
         max_capacity: i64,
-        matcher: NewMatcher,
+        matcher: NewRuleMatcher,
     },
 }
 
 /// Tasks of a kind with the same values in these metadata fields as the task that carries the rule.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NewMatcher {
+pub struct NewRuleMatcher {
     /// The task's own kind by default.
     #[schema(min_length = 1, max_length = 100)]
     pub kind: Option<String>,
@@ -135,6 +139,22 @@ pub struct NewDependency {
     pub id: String,
     #[schema(default = true)]
     pub requires_success: Option<bool>,
+}
+
+/// Finds tasks of one kind and status whose metadata has the same values as that of the new task in the fields that
+/// are named.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(examples(json!({"fields": ["order"]}), json!({"kind": "import", "status": "Pending", "fields": ["a", "b"]})))]
+pub struct NewMatcher {
+    /// The task's own kind by default.
+    #[schema(min_length = 1, max_length = 100)]
+    pub kind: Option<String>,
+    /// Absent: any in which a task is alive.
+    pub status: Option<Status>,
+    /// Names of fields at the top of the metadata. The new task must have them.
+    #[schema(max_items = 20)]
+    pub fields: Option<Vec<String>>,
 }
 
 /// How failures are retried. Absent: as the kind's default says, or not at all; null: not at all.

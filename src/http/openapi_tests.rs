@@ -33,13 +33,18 @@ struct Shape {
     read: fn(Value) -> Vec<String>,
 }
 
-const SHAPES: [Shape; 13] = [
+const SHAPES: [Shape; 14] = [
     Shape { schema: "NewBatch", path: "", read: batch_problems },
     Shape { schema: "NewTask", path: "[0].", read: |task| batch_problems(json!([task])) },
     Shape {
         schema: "NewDependency",
         path: "[0].dependencies[0].",
         read: |dependency| task_problems("dependencies", &json!([dependency])),
+    },
+    Shape {
+        schema: "NewMatcher",
+        path: "[0].dedupe_strategy[0].",
+        read: |matcher| task_problems("dedupe_strategy", &json!([matcher])),
     },
     Shape { schema: "NewRetry", path: "[0].retry.", read: |retry| task_problems("retry", &with_its_strategy(retry)) },
     Shape { schema: "NewRetry", path: "", read: |retry| policy_problems(with_its_strategy(retry)) },
@@ -55,7 +60,7 @@ const SHAPES: [Shape; 13] = [
         read: |params| task_problems("on_start", &json!({"kind": "Webhook", "params": params})),
     },
     Shape {
-        schema: "NewMatcher",
+        schema: "NewRuleMatcher",
         path: "[0].rules[0].matcher.",
         read: |matcher| task_problems("rules", &json!([{"type": "Capacity", "max_capacity": 1, "matcher": matcher}])),
     },
@@ -135,6 +140,7 @@ fn properties(schemas: &Value, name: &str) -> Vec<(String, Value)> {
 fn words_of_the_readers() -> BTreeSet<String> {
     let sources = [
         include_str!("../domain/new_task.rs"),
+        include_str!("../domain/matcher.rs"),
         include_str!("../domain/new_policy.rs"),
         include_str!("../domain/patch.rs"),
         include_str!("../domain/rules.rs"),

@@ -24,16 +24,17 @@ use crate::store::query::TaskFilter;
 
 /// Create a batch of tasks
 ///
-/// Either an array of tasks or an object with `tasks`. Dependencies name tasks that appear earlier in the array.
+/// Either an array of tasks or an object with `tasks`. Dependencies name tasks that appear earlier in the array. A task
+/// with a `dedupe_strategy` is skipped if there is one like it already; what depends on it depends on that one then.
 #[utoipa::path(
     post, path = "/task", operation_id = "createTasks", tag = "tasks",
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
             description = "Makes the request repeatable for IDEMPOTENCY_TTL_SECS: the same key and body give the same answer")),
     request_body = CreateTasks,
     responses(
-        (status = 201, description = "Created, in the order given", body = Vec<BasicTask>,
+        (status = 201, description = "What was created, in the order given; skipped tasks are left out", body = Vec<BasicTask>,
          headers(("X-Batch-ID" = Uuid, description = "The batch"))),
-        (status = 204, description = "Nothing to create",
+        (status = 204, description = "Nothing to create: no tasks, or all of them skipped",
          headers(("X-Batch-ID" = Uuid, description = "The batch"))),
         (status = 400, description = "Every problem of every task", body = Problem,
          content_type = "application/problem+json"),

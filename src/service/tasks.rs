@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::{Error, Result, Service, no_task};
 use crate::domain::lifecycle::{self, Event, Report, decide};
-use crate::domain::new_task::{NewBatch, NewTask};
+use crate::domain::new_task::NewBatch;
 use crate::domain::patch::{Patch, Progress};
 use crate::domain::task::Task;
 use crate::domain::view::{BasicTask, Timestamp, WholeTask};
@@ -44,25 +44,28 @@ impl Service {
         let around = create::Circumstances { defaults, turns };
         let created = retrying(|| self.create_once(batch, key, &around)).await?;
         let Some(created) = created else { return Err(Error::KeyReused) };
-        let view = |(id, task): (&Uuid, &NewTask)| BasicTask {
-            id: *id,
-            name: task.name.clone(),
-            kind: task.kind.clone(),
-            status: task.status(),
-            batch_id: created.batch_id,
-            priority: task.priority,
-            attempt: 0,
-            run: 0,
-            next_retry_at: None,
-            success: 0,
-            failures: 0,
-            expected_count: task.expected_count,
-            created_at: Timestamp(created.created_at),
-            started_at: None,
-            ended_at: None,
-            dead_end_barrier: task.dead_end_barrier,
+        let view = |made: &create::CreatedTask| {
+            let task = &batch.tasks[made.position];
+            BasicTask {
+                id: made.id,
+                name: task.name.clone(),
+                kind: task.kind.clone(),
+                status: made.status,
+                batch_id: created.batch_id,
+                priority: task.priority,
+                attempt: 0,
+                run: 0,
+                next_retry_at: None,
+                success: 0,
+                failures: 0,
+                expected_count: task.expected_count,
+                created_at: Timestamp(created.created_at),
+                started_at: None,
+                ended_at: made.status.is_terminal().then_some(Timestamp(created.created_at)),
+                dead_end_barrier: task.dead_end_barrier,
+            }
         };
-        let tasks = created.ids.iter().zip(&batch.tasks).map(view).collect();
+        let tasks = created.tasks.iter().map(view).collect();
         Ok(Created { batch_id: created.batch_id, tasks })
     }
 
@@ -76,7 +79,7 @@ impl Service {
         let mut tx = self.begin().await?;
         let batch_id = Uuid::now_v7();
         if let Some(key) = key {
-            match idempotency::take(&mut tx, key, batch_id).await? {
+            match idempotency::take(&mut tx, key, batch_id, &batch.tasks).await? {
                 Seen::Never => {}
                 Seen::Before(created) => {
                     tx.rollback().await?;
@@ -90,7 +93,7 @@ impl Service {
         }
         let created = create::batch(&mut tx, batch_id, batch, around).await?;
         if let Some(key) = key {
-            idempotency::record(&mut tx, key, &created).await?;
+            idempotency::record(&mut tx, key, &batch.tasks, &created).await?;
         }
         tx.commit().await?;
         Ok(Some(created))

@@ -1,23 +1,35 @@
 //! Stores a batch: a constant number of statements, whatever its size.
 
+use std::collections::BTreeSet;
+
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 use uuid::Uuid;
 
 use super::policies::ByKind;
 use super::tx::Move;
-use super::{Error, Result, Tx};
+use super::{Error, Result, Tx, dedupe, lock, transitions};
+use crate::domain::dedupe::{Parent, Planned, plan};
+use crate::domain::lifecycle::{Event, Transition, decide};
 use crate::domain::new_task::{NewBatch, NewTask, RetryChoice};
 use crate::domain::policy::Policy;
 use crate::domain::status::Status;
+use crate::domain::task::Flags;
 use crate::domain::view::RetrySource;
 use crate::wake::Hints;
 
-/// A stored batch: its id, the ids of its tasks in their order, and when it came into being.
+/// A stored batch: what there is of its tasks, in their order, and when it came into being.
 pub struct Created {
     pub batch_id: Uuid,
-    pub ids: Vec<Uuid>,
+    pub tasks: Vec<CreatedTask>,
     pub created_at: DateTime<Utc>,
+}
+
+pub struct CreatedTask {
+    /// In the request.
+    pub position: usize,
+    pub id: Uuid,
+    pub status: Status,
 }
 
 /// What is known of a batch beside the request.
@@ -30,40 +42,84 @@ pub struct Circumstances {
 }
 
 pub async fn batch(tx: &mut Tx, batch_id: Uuid, batch: &NewBatch, around: &Circumstances) -> Result<Created> {
-    if batch.tasks.is_empty() {
+    let twins = if batch.tasks.iter().any(|task| !task.dedupe_strategy.is_empty()) {
+        dedupe::twins(tx, &batch.tasks).await?
+    } else {
+        Vec::new()
+    };
+    let planned = plan(&batch.tasks, &twins);
+    if planned.is_empty() {
         let created_at = sqlx::query_scalar!(r#"select coalesce($1, now()) as "now!""#, tx.store.clock().param())
             .fetch_one(tx.conn())
             .await?;
-        return Ok(Created { batch_id, ids: Vec::new(), created_at });
+        return Ok(Created { batch_id, tasks: Vec::new(), created_at });
     }
-    let created_at = insert_batch(tx, batch_id, batch).await?;
-    // Made in ascending order: the queue takes equal priorities in the order of the batch, and locks taken in the
-    // order of ids go from parents to children.
-    let ids: Vec<Uuid> = batch.tasks.iter().map(|_| Uuid::now_v7()).collect();
-    insert_tasks(tx, batch_id, &ids, batch, around, created_at).await?;
-    insert_links(tx, &ids, &batch.tasks).await?;
-    for (id, task) in ids.iter().zip(&batch.tasks) {
-        let made = Move { id: *id, batch_id, from: None, to: task.status(), cause: "create", run: 0, attempt: 0 };
+    let created_at = insert_batch(tx, batch_id, batch, &planned).await?;
+    let there = parents_elsewhere(&planned);
+    let ids = new_ids(planned.len(), there.last());
+    insert_tasks(tx, batch_id, &ids, batch, &planned, around, created_at).await?;
+    insert_links(tx, &ids, &planned).await?;
+    for (id, task) in ids.iter().zip(&planned) {
+        let made = Move { id: *id, batch_id, from: None, to: task.stored_as(), cause: "create", run: 0, attempt: 0 };
         tx.moved(made, created_at);
     }
     if batch.tasks.iter().any(|t| t.run_at.is_some()) {
         tx.hint(Hints::RETRY);
     }
     tx.count("reprise_tasks_created_total", vec![], ids.len() as u64);
-    Ok(Created { batch_id, ids, created_at })
+    if !there.is_empty() {
+        dedupe::adopt(tx, &there).await?;
+        let lost: Vec<Uuid> = ids.iter().zip(&planned).filter(|(_, task)| task.is_lost()).map(|(id, _)| *id).collect();
+        if !lost.is_empty() {
+            fall(tx, &lost).await?;
+        }
+    }
+    let created = |(id, task): (&Uuid, &Planned)| CreatedTask { position: task.position, id: *id, status: task.status };
+    Ok(Created { batch_id, tasks: ids.iter().zip(&planned).map(created).collect(), created_at })
 }
 
-async fn insert_batch(tx: &mut Tx, id: Uuid, batch: &NewBatch) -> Result<DateTime<Utc>> {
-    let mut kinds: Vec<&str> = batch.tasks.iter().map(|t| t.kind.as_str()).collect();
+/// Tasks of other batches that new ones depend on, in the order of their ids.
+fn parents_elsewhere(planned: &[Planned]) -> Vec<Uuid> {
+    let there = |parent: &Parent| if let Parent::There(twin) = parent { Some(twin.id) } else { None };
+    let ids: BTreeSet<Uuid> = planned.iter().flat_map(|task| task.parents.keys()).filter_map(there).collect();
+    ids.into_iter().collect()
+}
+
+/// In ascending order: the queue takes equal priorities in the order of the batch, and locks taken in the order of ids
+/// go from parents to children. So they come after that of every parent, also if the clock that made it is ahead.
+fn new_ids(count: usize, after: Option<&Uuid>) -> Vec<Uuid> {
+    let ids: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();
+    match (after.and_then(|parent| Some((parent, parent.get_timestamp()?))), ids.first()) {
+        (Some((parent, made)), Some(first)) if first <= parent => {
+            let (secs, nanos) = made.to_unix();
+            let later = uuid::ContextV7::new();
+            let id = |_| Uuid::new_v7(uuid::Timestamp::from_unix(&later, secs + 1, nanos));
+            (0..count).map(id).collect()
+        }
+        _ => ids,
+    }
+}
+
+/// The new tasks that need the success of one that had ended badly before they came.
+async fn fall(tx: &mut Tx, lost: &[Uuid]) -> Result<()> {
+    let locked = lock::by_ids(tx, lost).await?;
+    let event = Event::ParentsSettled { count: 0, doomed: true };
+    let falls = |task| decide(task, &event, locked.moment).ok().flatten();
+    let transitions: Vec<Transition> = locked.tasks.iter().filter_map(falls).collect();
+    transitions::apply(tx, &transitions, locked.moment).await
+}
+
+async fn insert_batch(tx: &mut Tx, id: Uuid, batch: &NewBatch, planned: &[Planned<'_>]) -> Result<DateTime<Utc>> {
+    let mut kinds: Vec<&str> = planned.iter().map(|p| p.task.kind.as_str()).collect();
     kinds.sort_unstable();
     kinds.dedup();
-    let waiting = batch.tasks.iter().filter(|t| t.status() == Status::Waiting).count();
+    let waiting = planned.iter().filter(|p| p.stored_as() == Status::Waiting).count();
     let on_complete = match batch.on_batch_complete.as_slice() {
         [] => None,
         actions => Some(serde_json::to_string(actions).map_err(Error::corrupt)?),
     };
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-    let expected: i64 = batch.tasks.iter().filter_map(|t| t.expected_count).map(i64::from).sum();
+    let expected: i64 = planned.iter().filter_map(|p| p.task.expected_count).map(i64::from).sum();
     let now = tx.store.clock().param();
     let created_at = sqlx::query_scalar!(
         "with b as (
@@ -78,7 +134,7 @@ async fn insert_batch(tx: &mut Tx, id: Uuid, batch: &NewBatch) -> Result<DateTim
         batch.scope,
         batch.metadata,
         &kinds as &[&str],
-        count(batch.tasks.len()),
+        count(planned.len()),
         on_complete,
         count(waiting),
         now,
@@ -94,29 +150,41 @@ async fn insert_tasks(
     batch_id: Uuid,
     ids: &[Uuid],
     batch: &NewBatch,
+    planned: &[Planned<'_>],
     around: &Circumstances,
     created_at: DateTime<Utc>,
 ) -> Result<()> {
-    let (tasks, defaults) = (&batch.tasks, &around.defaults);
+    let defaults = &around.defaults;
     macro_rules! column {
         ($task:ident => $value:expr) => {
-            &tasks.iter().map(|$task| $value).collect::<Vec<_>>()[..]
+            &planned.iter().map(|p| p.task).map(|$task| $value).collect::<Vec<_>>()[..]
+        };
+        (plan $task:ident => $value:expr) => {
+            &planned.iter().map(|$task| $value).collect::<Vec<_>>()[..]
         };
     }
     let json = |value: Result<String, serde_json::Error>| value.map_err(Error::corrupt);
-    let actions = tasks
+    let actions = planned
         .iter()
+        .map(|p| p.task)
         .map(|t| (!t.actions.is_empty()).then(|| json(serde_json::to_string(&t.actions))).transpose())
         .collect::<Result<Vec<_>>>()?;
-    let retry = tasks
+    let retry = planned
         .iter()
+        .map(|p| p.task)
         .map(|t| policy(t, defaults).map(|(p, _)| json(serde_json::to_string(p))).transpose())
         .collect::<Result<Vec<_>>>()?;
-    let rules = tasks
+    let rules = planned
         .iter()
+        .map(|p| p.task)
         .map(|t| (!t.rules.is_empty()).then(|| json(serde_json::to_string(&t.rules))).transpose())
         .collect::<Result<Vec<_>>>()?;
-    let wait_count = |t: &NewTask| i32::try_from(t.dependencies.len()).unwrap_or(i32::MAX);
+    let wait_count = |p: &Planned| i32::try_from(p.wait_count()).unwrap_or(i32::MAX);
+    let flags = |p: &Planned| {
+        let mut flags = p.task.flags(batch.dead_end_cancel);
+        flags.set(Flags::HAS_CHILDREN, p.has_children);
+        flags.0
+    };
     sqlx::query!(
         "with u as materialized (
              select * from unnest($3::uuid[], $4::text[]::task_status[], $5::smallint[], $6::smallint[], $7::int[],
@@ -138,10 +206,10 @@ async fn insert_tasks(
         batch_id,
         created_at,
         ids,
-        column!(t => t.status().as_str()) as &[&str],
+        column!(plan p => p.stored_as().as_str()) as &[&str],
         column!(t => t.priority),
-        column!(t => t.flags(batch.dead_end_cancel).0),
-        column!(t => wait_count(t)),
+        column!(plan p => flags(p)),
+        column!(plan p => wait_count(p)),
         column!(t => t.timeout_secs),
         column!(t => t.expected_count) as &[Option<i32>],
         column!(t => t.run_at) as &[Option<DateTime<Utc>>],
@@ -152,7 +220,7 @@ async fn insert_tasks(
         &retry as &[Option<String>],
         column!(t => t.dead_end_barrier),
         column!(t => policy(t, defaults).map(|(_, source)| source.as_str())) as &[Option<&str>],
-        &around.turns,
+        column!(plan p => around.turns.get(p.position).copied().unwrap_or(0)),
         &rules as &[Option<String>],
         column!(t => Some(batch.fair_key_of(t)).filter(|key| !key.is_empty())) as &[Option<&str>],
     )
@@ -169,13 +237,16 @@ fn policy<'a>(task: &'a NewTask, defaults: &'a ByKind) -> Option<(&'a Policy, Re
     }
 }
 
-async fn insert_links(tx: &mut Tx, ids: &[Uuid], tasks: &[NewTask]) -> Result<()> {
+async fn insert_links(tx: &mut Tx, ids: &[Uuid], planned: &[Planned<'_>]) -> Result<()> {
     let (mut parents, mut children, mut required) = (Vec::new(), Vec::new(), Vec::new());
-    for (child, task) in ids.iter().zip(tasks) {
-        for dependency in &task.dependencies {
-            parents.push(ids[dependency.parent]);
+    for (child, task) in ids.iter().zip(planned) {
+        for (parent, requires_success) in &task.parents {
+            parents.push(match parent {
+                Parent::New(at) => ids[*at],
+                Parent::There(twin) => twin.id,
+            });
             children.push(*child);
-            required.push(dependency.requires_success);
+            required.push(*requires_success);
         }
     }
     if parents.is_empty() {

@@ -5,8 +5,11 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::create::Created;
+use super::create::{Created, CreatedTask};
+use super::lock::read_status;
 use super::{Result, Store, Tx};
+use crate::domain::new_task::NewTask;
+use crate::domain::status::Status;
 
 /// What a request that may be repeated brings along.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,13 +32,14 @@ pub enum Seen {
 }
 
 /// Looks the key up and takes it. While another request with the same key is under way this waits for its end.
-pub async fn take(tx: &mut Tx, key: &Key, batch_id: Uuid) -> Result<Seen> {
+/// `tasks` are those that the request asks for.
+pub async fn take(tx: &mut Tx, key: &Key, batch_id: Uuid, tasks: &[NewTask]) -> Result<Seen> {
     let now = tx.store.clock().param();
     let taken = sqlx::query_scalar!(
         "insert into idempotency as i (key, body_hash, batch_id, task_ids, created_at)
          values ($1, $2, $3, '{}', coalesce($4, now()))
          on conflict (key) do update set body_hash = excluded.body_hash, batch_id = excluded.batch_id, task_ids = '{}',
-             created_at = excluded.created_at
+             statuses = null, created_at = excluded.created_at
          where i.created_at < coalesce($4, now()) - make_interval(secs => $5)
          returning key",
         key.key,
@@ -49,21 +53,38 @@ pub async fn take(tx: &mut Tx, key: &Key, batch_id: Uuid) -> Result<Seen> {
     if taken.is_some() {
         return Ok(Seen::Never);
     }
-    let row = sqlx::query!("select body_hash, batch_id, task_ids, created_at from idempotency where key = $1", key.key)
-        .fetch_one(tx.conn())
-        .await?;
+    let row = sqlx::query!(
+        r#"select body_hash, batch_id, task_ids, statuses as "statuses?: Vec<Option<String>>", created_at
+           from idempotency where key = $1"#,
+        key.key
+    )
+    .fetch_one(tx.conn())
+    .await?;
     if row.body_hash != key.body_hash {
         return Ok(Seen::Otherwise);
     }
-    Ok(Seen::Before(Created { batch_id: row.batch_id, ids: row.task_ids, created_at: row.created_at }))
+    let statuses: Vec<Option<Status>> = match row.statuses {
+        None => tasks.iter().map(|task| Some(task.status())).collect(),
+        Some(names) => names.iter().map(|name| name.as_deref().map(read_status).transpose()).collect::<Result<_>>()?,
+    };
+    let created = statuses.into_iter().enumerate().filter_map(|(position, status)| Some((position, status?)));
+    let tasks =
+        created.zip(row.task_ids).map(|((position, status), id)| CreatedTask { position, id, status }).collect();
+    Ok(Seen::Before(Created { batch_id: row.batch_id, tasks, created_at: row.created_at }))
 }
 
 /// What came of the request, in its own transaction.
-pub async fn record(tx: &mut Tx, key: &Key, created: &Created) -> Result<()> {
+pub async fn record(tx: &mut Tx, key: &Key, tasks: &[NewTask], created: &Created) -> Result<()> {
+    let mut statuses: Vec<Option<&str>> = vec![None; tasks.len()];
+    for task in &created.tasks {
+        statuses[task.position] = Some(task.status.as_str());
+    }
+    let as_asked = statuses.iter().zip(tasks).all(|(status, task)| *status == Some(task.status().as_str()));
     sqlx::query!(
-        "update idempotency set task_ids = $2, created_at = $3 where key = $1",
+        "update idempotency set task_ids = $2, statuses = $3, created_at = $4 where key = $1",
         key.key,
-        &created.ids,
+        &created.tasks.iter().map(|task| task.id).collect::<Vec<_>>(),
+        (!as_asked).then_some(statuses) as Option<Vec<Option<&str>>>,
         created.created_at,
     )
     .execute(tx.conn())

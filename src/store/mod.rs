@@ -5,6 +5,7 @@ pub mod attempts;
 pub mod books;
 pub mod create;
 pub mod dead_ends;
+mod dedupe;
 mod error;
 pub mod fairness;
 pub mod history;

@@ -218,9 +218,12 @@ pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
     }
     let links = sqlx::query_as!(
         Link,
-        "select l.parent_id, l.child_id, l.requires_success
-         from task_spec s join link l on l.parent_id = s.id
-         where s.batch_id = $1 order by l.child_id, l.parent_id",
+        r#"select l.parent_id as "parent_id!", l.child_id as "child_id!", l.requires_success as "requires_success!"
+           from task_spec s join link l on l.parent_id = s.id where s.batch_id = $1
+           union
+           select l.parent_id, l.child_id, l.requires_success
+           from task_spec s join link l on l.child_id = s.id where s.batch_id = $1
+           order by 2, 1"#,
         batch_id
     )
     .fetch_all(&store.pool)

@@ -40,7 +40,11 @@ pub async fn delete_finished(store: &Store, days: u32, limit: i64) -> Result<u64
     let tasks = sqlx::query!(
         r#"with spec as (delete from task_spec where batch_id = any($1) returning id),
            task as (delete from task t using spec s where t.id = s.id returning t.status),
-           link as (delete from link l using spec s where l.parent_id = s.id),
+           below as (delete from link l using spec s where l.parent_id = s.id),
+           above as (
+               delete from link l using spec s
+               where l.child_id = s.id and not exists (select from spec p where p.id = l.parent_id)
+           ),
            attempt as (delete from attempt a using spec s where a.task_id = s.id),
            cancel as (delete from cancel_action c using spec s where c.task_id = s.id),
            event as (delete from event where batch_id = any($1)),

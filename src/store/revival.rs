@@ -9,7 +9,7 @@ use super::{Result, Tx, transitions};
 use crate::domain::graph::{self, Edge, NoRevival, Revival};
 use crate::domain::status::Status;
 
-/// What is to be retried, all of it in one batch.
+/// What is to be retried.
 pub enum Targets {
     Named(Uuid),
     /// Whatever of these is still a failure once it is locked: others may be at it too.
@@ -33,6 +33,32 @@ pub async fn decide(
     cascade: bool,
     stuck_after: TimeDelta,
 ) -> Result<Result<Decided, NoRevival>> {
+    let mut edges = around(tx, targets).await?;
+    let (edges, locked) = loop {
+        let ids = touched(targets, &edges);
+        let locked = lock::by_ids(tx, &ids).await?;
+        // A task may have got children in a new batch before it was locked.
+        let again = around(tx, targets).await?;
+        let known = touched(targets, &again) == ids;
+        edges = again;
+        if known {
+            break (edges, locked);
+        }
+    };
+    let mut wanted = targets.ids().to_vec();
+    if let Targets::Failed(_) = targets {
+        let still = |id: &Uuid| {
+            let found = locked.tasks.binary_search_by_key(id, |task| task.id);
+            found.is_ok_and(|at| locked.tasks[at].status == Status::Failure)
+        };
+        wanted.retain(still);
+    }
+    let decided = graph::revive(&wanted, cascade, &edges, &locked.tasks, stuck_after, locked.moment);
+    Ok(decided.map(|revival| Decided { revival, locked }))
+}
+
+/// The edges that touch a target or a task that can be reached from one over required edges.
+async fn around(tx: &mut Tx, targets: &Targets) -> Result<Vec<Edge>> {
     let edges = sqlx::query!(
         r#"with recursive reached(id) as (
                select unnest($1::uuid[])
@@ -45,30 +71,22 @@ pub async fn decide(
            from reached r cross join lateral (select * from link where parent_id = r.id offset 0) l
            union
            select l.parent_id, l.child_id, l.requires_success
-           from task_spec s cross join lateral (select * from link where parent_id = s.id offset 0) l
-           join reached r on r.id = l.child_id
-           where s.batch_id = (select batch_id from task_spec where id = $2)"#,
+           from reached r cross join lateral (select * from link where child_id = r.id offset 0) l"#,
         targets.ids(),
-        targets.ids().first(),
     )
     .map(|row| Edge { parent: row.parent_id, child: row.child_id, requires_success: row.requires_success })
     .fetch_all(tx.conn())
     .await?;
+    Ok(edges)
+}
+
+/// Targets and both ends of all edges, in order, each once.
+fn touched(targets: &Targets, edges: &[Edge]) -> Vec<Uuid> {
     let mut ids: Vec<Uuid> = targets.ids().to_vec();
     ids.extend(edges.iter().flat_map(|edge| [edge.parent, edge.child]));
     ids.sort_unstable();
     ids.dedup();
-    let locked = lock::by_ids(tx, &ids).await?;
-    let mut wanted = targets.ids().to_vec();
-    if let Targets::Failed(_) = targets {
-        let still = |id: &Uuid| {
-            let found = locked.tasks.binary_search_by_key(id, |task| task.id);
-            found.is_ok_and(|at| locked.tasks[at].status == Status::Failure)
-        };
-        wanted.retain(still);
-    }
-    let decided = graph::revive(&wanted, cascade, &edges, &locked.tasks, stuck_after, locked.moment);
-    Ok(decided.map(|revival| Decided { revival, locked }))
+    ids
 }
 
 /// What was decided, and on which rows.

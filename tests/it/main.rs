@@ -4,6 +4,7 @@ mod api;
 mod books;
 mod concurrency;
 mod dead_ends;
+mod dedupe;
 mod deliveries;
 mod door;
 mod fairness;

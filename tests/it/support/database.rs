@@ -65,6 +65,15 @@ impl Database {
                        link l join task p on p.id = l.parent_id where l.child_id = t.id and p.ended_at is null)";
         assert_eq!(self.number(waiting).await, 0, "alive tasks wait for exactly their open parents");
         self.assert_slots_balance().await;
+        let stuck = "select count(*) from task where status = 'waiting' and wait_count = 0";
+        assert_eq!(self.number(stuck).await, 0, "nobody waits for nothing");
+        let lost = "select count(*) from task t join link l on l.child_id = t.id and l.requires_success \
+                    join task p on p.id = l.parent_id where t.status = 'waiting' and p.status in ('failure', 'canceled')";
+        assert_eq!(self.number(lost).await, 0, "nobody waits who needs the success of what ended badly");
+        // Or its end would move nobody.
+        let unknown = "select count(*) from link l join task p on p.id = l.parent_id where p.flags & 16 = 0 or \
+                       p.flags & 128 = 0 and p.batch_id <> (select batch_id from task c where c.id = l.child_id)";
+        assert_eq!(self.number(unknown).await, 0, "parents know that they have children, and where");
         // Runs that ended without an execution: by a parent's failure, or canceled while nobody had them.
         let runs = "select count(*) from task t where exists (select from generate_series(0, t.run - 1) r where not exists \
                     (select from attempt a where a.task_id = t.id and a.run = r) and not exists (select from event e \
