@@ -30,8 +30,11 @@ fn twin(n: u128, status: Status) -> Twin {
     Twin { id: Uuid::from_u128(n), status }
 }
 
-/// Name, status and parents of what is to be stored.
-fn shown(planned: &[Planned]) -> Vec<(String, Status, Vec<(Parent, bool)>)> {
+/// Name, status and parents.
+type Shown = (String, Status, Vec<(Parent, bool)>);
+
+/// What is to be stored.
+fn shown(planned: &[Planned]) -> Vec<Shown> {
     let one = |p: &Planned| (p.task.name.clone(), p.status, p.parents.iter().map(|(p, r)| (*p, *r)).collect());
     planned.iter().map(one).collect()
 }

@@ -51,11 +51,16 @@ async fn lock_keys(tx: &mut Tx, tasks: &[NewTask]) -> Result<()> {
             places.extend([&matcher.kind, &task.kind].into_iter().filter_map(|kind| key(kind)).map(|key| place(&key)));
         }
     }
-    // In one order for everybody.
+    // In one order for everybody. The look that follows would be compiled, for what the planner thinks may be found of
+    // a large table: 35 ms for a look of 0.5 ms.
     let places: Vec<i32> = places.into_iter().collect();
-    sqlx::query!("select pg_advisory_xact_lock($1, place) from unnest($2::int[]) place", LOCKS, &places)
-        .fetch_all(tx.conn())
-        .await?;
+    sqlx::query!(
+        "select pg_advisory_xact_lock($1, place), set_config('jit', 'off', true) from unnest($2::int[]) place",
+        LOCKS,
+        &places,
+    )
+    .fetch_all(tx.conn())
+    .await?;
     Ok(())
 }
 
@@ -109,55 +114,39 @@ impl<'a> Looks<'a> {
     async fn find(&self, tx: &mut Tx) -> Result<HashMap<usize, Twin>> {
         // Containment is what the index knows; whether the values are equal is looked at after that. `offset 0` keeps
         // the planner from going through all tasks of the kind, or through all tasks, hoping to meet one soon.
-        let by_fields = sqlx::query!(
+        let rows = sqlx::query!(
             r#"select k.number as "number!", m.id as "id!", m.status as "status!"
                from unnest($1::text[], $2::text[], $3::jsonb[]) with ordinality k(kind, status, fields, number)
                cross join lateral (
-                   select t.id, t.status::text as status
-                   from (select id, kind, metadata from task_spec where metadata @> k.fields offset 0) s
-                   cross join lateral (select id, status, ended_at from task where id = s.id offset 0) t
-                   where s.kind = k.kind
-                     and not exists (
-                         select from jsonb_each(k.fields) f where s.metadata -> f.key is distinct from f.value
-                     )
-                     and (t.status = k.status::task_status or k.status is null and t.ended_at is null)
-                   order by t.id desc limit 1
-               ) m
-               where k.fields <> '{}'"#,
+                   (select t.id, t.status::text as status
+                    from (select id, kind, metadata from task_spec where metadata @> k.fields offset 0) s
+                    cross join lateral (select id, status, ended_at from task where id = s.id offset 0) t
+                    where k.fields <> '{}' and s.kind = k.kind
+                      and not exists (
+                          select from jsonb_each(k.fields) f where s.metadata -> f.key is distinct from f.value
+                      )
+                      and (t.status = k.status::task_status or k.status is null and t.ended_at is null)
+                    order by t.id desc limit 1)
+                   union all
+                   (select t.id, t.status::text
+                    from task_spec s
+                    cross join lateral (select id, status, ended_at from task where id = s.id offset 0) t
+                    where k.fields = '{}' and s.kind = k.kind
+                      and (t.status = k.status::task_status or k.status is null and t.ended_at is null)
+                    order by s.id desc limit 1)
+               ) m"#,
             &self.kinds as &[&str],
             &self.statuses as &[Option<&str>],
             &self.values,
         )
         .fetch_all(tx.conn())
         .await?;
-        let mut found: Vec<(i64, Uuid, String)> =
-            by_fields.into_iter().map(|row| (row.number, row.id, row.status)).collect();
-        if self.values.iter().any(|fields| fields.as_object().is_none_or(serde_json::Map::is_empty)) {
-            let by_kind = sqlx::query!(
-                r#"select k.number as "number!", m.id as "id!", m.status as "status!"
-                   from unnest($1::text[], $2::text[], $3::jsonb[]) with ordinality k(kind, status, fields, number)
-                   cross join lateral (
-                       select t.id, t.status::text as status from task_spec s
-                       cross join lateral (select id, status, ended_at from task where id = s.id offset 0) t
-                       where s.kind = k.kind
-                         and (t.status = k.status::task_status or k.status is null and t.ended_at is null)
-                       order by s.id desc limit 1
-                   ) m
-                   where k.fields = '{}'"#,
-                &self.kinds as &[&str],
-                &self.statuses as &[Option<&str>],
-                &self.values,
-            )
-            .fetch_all(tx.conn())
-            .await?;
-            found.extend(by_kind.into_iter().map(|row| (row.number, row.id, row.status)));
-        }
-        let twin = |(number, id, status): (i64, Uuid, String)| {
+        let twin = |number: i64, id: Uuid, status: &str| {
             // PostgreSQL counts from 1.
             let number = usize::try_from(number - 1).map_err(Error::corrupt)?;
-            Ok((number, Twin { id, status: read_status(&status)? }))
+            Ok((number, Twin { id, status: read_status(status)? }))
         };
-        found.into_iter().map(twin).collect()
+        rows.into_iter().map(|row| twin(row.number, row.id, &row.status)).collect()
     }
 }
 

@@ -1,9 +1,10 @@
 //! Each loop's pick walks its own index, at a size where anything else would be felt.
 
 use reprise::clock::Clock;
+use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
-use crate::support::Database;
+use crate::support::{Database, Fixture, eventually};
 
 /// 200,000 tasks, most of them finished, and statistics from before most of them changed.
 async fn large() -> Database {
@@ -116,6 +117,41 @@ async fn the_statements_themselves_touch_few_pages() {
     reprise::store::stats::by_status(&store).await.unwrap();
     store.close().await;
     assert_eq!(db.number(scans).await, before, "a table was read whole");
+}
+
+#[tokio::test]
+async fn a_look_for_what_is_there_already_uses_the_indexes() {
+    let db = large().await;
+    // It reads, too, for the index of blocks.
+    db.execute("alter table task_spec set (autovacuum_enabled = off)").await;
+    let fill = "update task_spec s set metadata = jsonb_build_object('order', n, 'tenant', n % 10)
+                from (select id, row_number() over () as n from task_spec) x where x.id = s.id";
+    // What a connection has read is told some time after it was closed, together with what it has written.
+    let written = async |column: &str, count: i64| {
+        let told = format!("select {column} from pg_stat_user_tables where relname = 'task_spec'");
+        eventually("the statistics to be told", async || (db.number(&told).await >= count).then_some(())).await;
+    };
+    // First with statistics from before there was any metadata.
+    for (round, prepare) in [(1, fill), (2, "analyze task_spec")] {
+        let mut connection = PgConnection::connect(&db.url).await.unwrap();
+        sqlx::raw_sql(prepare).execute(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+        written("n_tup_upd", 200_000).await;
+        let scans = "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('task', 'task_spec')";
+        let before = db.number(scans).await;
+        let f = Fixture::on(Database { url: db.url.clone(), pool: db.pool.clone() }, &[]).await;
+        let task = |n: i64, strategy: &Value| json!({"name": "n", "kind": "k", "metadata": {"order": n, "tenant": n.abs() % 10}, "dedupe_strategy": strategy});
+        let by_kind = task(0, &json!([{"kind": "other"}, {"status": "Success"}]));
+        assert_eq!(f.api.post("/task", &json!([by_kind])).await.status, 204);
+        // Nothing of it is there, so nothing is found by going through everything and stopping soon.
+        let strategy = json!([{"fields": ["order"], "status": "Canceled"}, {"fields": ["tenant", "order"]}]);
+        let new: Vec<Value> = (0..100).map(|n| task(n - round * 1000, &strategy)).collect();
+        assert_eq!(f.api.create(&json!([new[0]])).await.len(), 1);
+        assert_eq!(f.api.create(&json!(new)).await.len(), 99);
+        f.store.close().await;
+        written("n_tup_ins", 200_000 + round * 100).await;
+        assert_eq!(db.number(scans).await, before, "a table was read whole after: {prepare}");
+    }
 }
 
 #[tokio::test]
