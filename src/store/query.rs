@@ -110,13 +110,15 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
         query.push(" and s.created_at < ").push_bind(before);
     }
     if let Page::After(id) = page {
-        query.push(" and s.id < ").push_bind(id);
+        // Said of both tables: where they are merged, both are then read from here on, and not from the newest row.
+        query.push(" and s.id < ").push_bind(id).push(" and t.id < ").push_bind(id);
     }
     query.push(" order by s.id desc limit ").push_bind(limit);
     if let Page::Offset(offset) = page {
         query.push(" offset ").push_bind(offset);
     }
-    let rows: Vec<BasicRow> = query.build_query_as().fetch_all(&store.pool).await?;
+    let planned = query.build_query_as().persistent(filter.metadata.is_none());
+    let rows: Vec<BasicRow> = planned.fetch_all(&store.pool).await?;
     rows.into_iter().map(BasicRow::into_view).collect()
 }
 
@@ -259,10 +261,12 @@ struct BatchRow {
 
 /// Newest first.
 pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
+    // The counters are looked up for the page alone: joined before the limit, the tables were merged from the newest
+    // batch on, down to the page.
     let mut query = QueryBuilder::<Postgres>::new(
         "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending, c.claimed,
                 c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled
-         from batch b join batch_count c on c.batch_id = b.id where true",
+         from (select * from batch b where true",
     );
     if let Some(scope) = &filter.scope {
         query.push(" and b.scope = ").push_bind(scope);
@@ -275,7 +279,10 @@ pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limi
     if let Page::Offset(offset) = page {
         query.push(" offset ").push_bind(offset);
     }
-    let rows: Vec<BatchRow> = query.build_query_as().fetch_all(&store.pool).await?;
+    query
+        .push(") b cross join lateral (select * from batch_count where batch_id = b.id offset 0) c order by b.id desc");
+    let planned = query.build_query_as().persistent(filter.metadata.is_none());
+    let rows: Vec<BatchRow> = planned.fetch_all(&store.pool).await?;
     Ok(rows
         .into_iter()
         .map(|row| BatchSummary {
@@ -302,6 +309,9 @@ pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limi
 }
 
 /// What has no metadata is stored without a value, and contains the empty object too.
+/// Such a query must not be kept prepared: only with the value at hand can the planner tell a rare one, for which it
+/// takes the index, from a common one, for which it walks from the newest row on. A plan for any value walks, and
+/// reads everything to find nothing.
 fn contains(query: &mut QueryBuilder<Postgres>, column: &str, metadata: Option<&Value>) {
     if let Some(metadata) = metadata.filter(|m| m.as_object().is_some_and(|m| !m.is_empty())) {
         query.push(format!(" and {column} @> ")).push_bind(metadata.clone());

@@ -1,8 +1,10 @@
 //! Each loop's pick walks its own index, at a size where anything else would be felt.
 
 use reprise::clock::Clock;
+use reprise::store::query::{self, BatchFilter, Page, TaskFilter};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+use uuid::Uuid;
 
 use crate::support::{Database, Fixture, eventually};
 
@@ -117,6 +119,46 @@ async fn the_statements_themselves_touch_few_pages() {
     reprise::store::stats::by_status(&store).await.unwrap();
     store.close().await;
     assert_eq!(db.number(scans).await, before, "a table was read whole");
+}
+
+/// A page of a list costs what is on it, however deep it is and however rare what it asks for. Asked more often than
+/// the server plans for single values.
+#[tokio::test]
+async fn a_page_of_a_list_reads_little_more_than_itself() {
+    let db = Database::new().await;
+    let mut connection = PgConnection::connect(&db.url).await.unwrap();
+    let load = sqlx::raw_sql(
+        "create temp table made as select n, lpad(to_hex(n), 32, '0')::uuid as id from generate_series(1, 20000) n;
+         insert into batch (id, metadata, kinds, total, created_at)
+         select id, jsonb_build_object('n', n), '{k}', 1, now() from made;
+         insert into batch_count (batch_id, success, updated_at) select id, 1, now() from made;
+         insert into task (id, batch_id, status, priority, flags, timeout_secs, created_at, last_updated, ended_at)
+         select id, id, 'success', 0, 0, 60, now(), now(), now() from made;
+         insert into task_spec (id, batch_id, name, kind, metadata, created_at)
+         select id, id, 'n', 'k', jsonb_build_object('n', n), now() from made;
+         analyze;",
+    );
+    load.execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    let read = "select coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::bigint from pg_stat_user_tables \
+                where relname in ('task', 'task_spec', 'batch', 'batch_count')";
+    let before = db.number(read).await;
+    let store = db.store(Clock::Database);
+    for n in 0..10u128 {
+        let deep = || Page::After(Uuid::from_u128(1000 + n));
+        let metadata = || Some(json!({"n": "not a number"}));
+        let of = BatchFilter::default();
+        assert_eq!(query::batches(&store, &of, deep(), 50).await.unwrap().len(), 50);
+        let of = BatchFilter { metadata: metadata(), ..of };
+        assert_eq!(query::batches(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0);
+        let of = TaskFilter::default();
+        assert_eq!(query::tasks(&store, &of, deep(), 50).await.unwrap().len(), 50);
+        let of = TaskFilter { metadata: metadata(), ..of };
+        assert_eq!(query::tasks(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0);
+    }
+    store.close().await;
+    let read = db.number(read).await - before;
+    assert!(read < 10 * 300, "{read} rows were read");
 }
 
 #[tokio::test]
