@@ -43,8 +43,11 @@ impl From<sqlx::Error> for Error {
             E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => {
                 Error::Unavailable(error)
             }
-            // Deadlock, serialization failure.
-            E::Database(_) if code == "40P01" || code == "40001" => Error::Transient(error),
+            // Deadlock, serialization failure; canceled by somebody or by a time limit that the server has for statements
+            // or transactions.
+            E::Database(_) if ["40P01", "40001", "57014", "25P03", "25P04"].contains(&code.as_str()) => {
+                Error::Transient(error)
+            }
             // Connection exceptions, out of some resource, shutting or starting up, a lock not to be had, read-only
             // after a failover.
             E::Database(_)

@@ -17,10 +17,7 @@ use crate::domain::rules::{Bearer, Gate, Matcher, Rule, RulesChange, Slot, key_o
 use crate::wake::Hints;
 
 /// The advisory lock between claims and new matchers. Claims take it as they begin.
-const GATE: i64 = 0x7265_7072_6973_6501;
-pub(super) const BEGIN_CLAIM: &str =
-    "begin; set local synchronous_commit = off; select pg_advisory_xact_lock_shared(8243118329669313793)";
-const _: () = assert!(GATE == 8_243_118_329_669_313_793);
+pub(super) const GATE: i64 = 0x7265_7072_6973_6501;
 
 /// Parkings looked at by one claim at most.
 const MOST_STIRRED: i64 = 500;

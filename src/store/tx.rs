@@ -93,14 +93,25 @@ struct Counted {
     n: u64,
 }
 
+/// A transaction waits for nobody but the server. If its instance is stopped or cut off in the middle of it, the server
+/// must not keep its locks for as long as that lasts. Set with each transaction and not with the connection, which a
+/// pooler in between may give to others.
+macro_rules! begin {
+    ($rest:literal) => {
+        concat!("begin; set local idle_in_transaction_session_timeout = '10s'", $rest)
+    };
+}
+
 impl Store {
     pub async fn begin(&self, actor: Actor) -> Result<Tx> {
-        self.begin_with("begin", actor).await
+        self.begin_with(begin!(""), actor).await
     }
 
-    /// Nobody was promised a claim: losing one in a crash only means to claim again.
+    /// Nobody was promised a claim: losing one in a crash only means to claim again. Holds the gate of `slots` shared.
     pub async fn begin_claim(&self, actor: Actor) -> Result<Tx> {
-        self.begin_with(slots::BEGIN_CLAIM, actor).await
+        const { assert!(slots::GATE == 8_243_118_329_669_313_793) };
+        let shared = begin!("; set local synchronous_commit = off; select pg_advisory_xact_lock_shared(8243118329669313793)");
+        self.begin_with(shared, actor).await
     }
 
     /// For looking only: all statements see the same moment.

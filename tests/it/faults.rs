@@ -332,3 +332,27 @@ async fn clients_that_give_up_waiting_do_not_use_up_the_database() {
     eventually("them to be done", async || (db.number(waiting).await == 0).then_some(())).await;
     assert_eq!(instance.api.succeed(&ids[0]).await.status, 200);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_the_server_breaks_off_may_be_tried_again() {
+    let db = Database::new().await;
+    let instance = Instance::start(&db.url, &[]);
+    let ids = instance.api.create(&json!([{"name": "n", "kind": "k"}])).await;
+    instance.api.wait_for(&ids[0], "Running").await;
+    let mut holder = db.pool.begin().await.unwrap();
+    sqlx::query("select from task for update").execute(&mut *holder).await.unwrap();
+    let (api, id) = (instance.api.clone(), ids[0].clone());
+    let report = tokio::spawn(async move { api.succeed(&id).await });
+    let cancel = "select count(pg_cancel_backend(pid)) from pg_stat_activity \
+                  where datname = current_database() and wait_event_type = 'Lock'";
+    eventually("it to give up", async || {
+        db.number(cancel).await;
+        report.is_finished().then_some(())
+    })
+    .await;
+    let answer = report.await.unwrap();
+    assert!(answer.is_not_now(), "{} {}", answer.status, answer.body);
+    holder.rollback().await.unwrap();
+    assert_eq!(instance.api.succeed(&ids[0]).await.status, 200);
+    db.assert_books_balance().await;
+}

@@ -13,6 +13,7 @@ mod graph;
 mod guard;
 mod history;
 mod idempotency;
+mod instances;
 mod layers;
 mod lifecycle;
 mod manual;

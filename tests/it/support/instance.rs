@@ -1,9 +1,11 @@
 //! The real binary as a process of its own, to be killed.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
-use super::{Client, LOOPBACK};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Client, LOOPBACK, eventually};
 
 pub struct Instance {
     child: Child,
@@ -56,9 +58,17 @@ impl Instance {
         self.child.wait().unwrap();
     }
 
-    pub fn terminate(mut self) -> std::process::ExitStatus {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// How it ended, once it has.
+    pub async fn ended(mut self) -> ExitStatus {
+        eventually("an instance to end", async || self.child.try_wait().unwrap()).await
+    }
+
+    pub fn terminate(mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
         self.child.wait().unwrap()
     }
 }

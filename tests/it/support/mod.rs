@@ -4,6 +4,7 @@
 pub mod database;
 pub mod fixture;
 pub mod instance;
+pub mod load;
 pub mod receiver;
 
 use std::time::{Duration, Instant};
@@ -14,13 +15,14 @@ use serde_json::Value;
 pub use database::Database;
 pub use fixture::Fixture;
 pub use instance::Instance;
+pub use load::Load;
 pub use receiver::{Receiver, Reply};
 
 /// For `WEBHOOK_ALLOW`: where the receivers are.
 pub const LOOPBACK: &str = "127.0.0.0/8,::1";
 
 /// Far more than anything takes, even on a busy machine: it only ends a test that would hang.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` gives a value.
 pub async fn eventually<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
@@ -49,6 +51,17 @@ pub struct Answer {
     pub body: Value,
 }
 
+impl Answer {
+    /// What is said while the database is away: a problem of its own kind, with the time to come back.
+    pub fn is_not_now(&self) -> bool {
+        let header = |name: &str| self.headers.get(name).and_then(|value| value.to_str().ok());
+        self.status == 503
+            && header("content-type") == Some("application/problem+json")
+            && header("retry-after") == Some("1")
+            && self.body["status"] == 503
+    }
+}
+
 impl Client {
     pub fn new(base: impl Into<String>) -> Client {
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -72,7 +85,20 @@ impl Client {
     }
 
     pub async fn send(&self, method: Method, path: &str, body: Option<String>) -> reqwest::Result<Answer> {
+        self.send_with(method, path, &[], body).await
+    }
+
+    pub async fn send_with(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<String>,
+    ) -> reqwest::Result<Answer> {
         let mut request = self.inner.request(method, format!("{}{path}", self.base));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
         if let Some(body) = body {
             request = request.body(body);
         }
@@ -92,11 +118,7 @@ impl Client {
     }
 
     pub async fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
-        let mut request = self.inner.post(format!("{}{path}", self.base)).body(body.to_string());
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        read(request.send().await.unwrap()).await.unwrap()
+        self.send_with(Method::POST, path, headers, Some(body.to_string())).await.unwrap()
     }
 
     pub async fn patch(&self, path: &str, body: &Value) -> Answer {

@@ -1,0 +1,352 @@
+//! Three instances of the real binary on one database, through every fault: killed, stopped, terminated, and the
+//! database taken away from them. Whatever was acknowledged holds, and everything comes to its end.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use futures_util::future::join_all;
+use reprise::postgres::{Embedded, Settings};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use sqlx::PgPool;
+use uuid::Uuid;
+
+use crate::support::database::admin;
+use crate::support::load::at;
+use crate::support::receiver::Received;
+use crate::support::{Client, Database, Instance, Load, PATIENCE, eventually};
+
+/// Calls at once per instance, and as many again are claimed to follow them.
+const CALLS: usize = 10;
+
+const SETTINGS: [(&str, &str); 7] = [
+    // Warnings are what these tests are about.
+    ("RUST_LOG", "error"),
+    ("WORKER_LOOP_INTERVAL_MS", "50"),
+    ("RETRY_LOOP_INTERVAL_MS", "50"),
+    ("WEBHOOK_DELIVERY_INTERVAL_MS", "50"),
+    ("WEBHOOK_CONCURRENCY", "10"),
+    ("WEBHOOK_TIMEOUT_MS", "300000"),
+    ("WORKER_CLAIM_TIMEOUT_SECS", "3"),
+];
+
+fn three(url: &str, lease: &str) -> Vec<Instance> {
+    let mut settings = SETTINGS;
+    settings[6].1 = lease;
+    (0..3).map(|_| Instance::start(url, &settings)).collect()
+}
+
+/// What an instance whose calls are not answered holds: the keys of the runs it called for, and of those it claimed to
+/// call for next.
+struct Holding {
+    /// Its id among the others.
+    instance: Uuid,
+    called: HashSet<String>,
+    uncalled: HashSet<String>,
+    tasks: Vec<Uuid>,
+}
+
+impl Holding {
+    /// Waits until it holds all it can.
+    async fn of(load: &Load, db: &Database) -> Holding {
+        let held = eventually("it to make all calls", async || Some(load.held()).filter(|h| h.len() == CALLS)).await;
+        let called: HashSet<String> = held.iter().map(Received::key).collect();
+        let task: Uuid = held[0].header("x-task-id").parse().unwrap();
+        let instance = "select claimed_by from task where id = $1";
+        let instance: Uuid = sqlx::query_scalar(instance).bind(task).fetch_one(&db.pool).await.unwrap();
+        let claimed =
+            "select id, id || ':start:success:' || run from task where claimed_by = $1 and status = 'claimed'";
+        let claimed: Vec<(Uuid, String)> = eventually("it to claim all it can", async || {
+            let claimed = sqlx::query_as(claimed).bind(instance).fetch_all(&db.pool).await.unwrap();
+            Some(claimed).filter(|claimed| claimed.len() == 2 * CALLS)
+        })
+        .await;
+        let (tasks, keys): (Vec<Uuid>, HashSet<String>) = claimed.into_iter().unzip();
+        Holding { instance, uncalled: &keys - &called, called, tasks }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn three_share_the_work_and_do_nothing_twice() {
+    let db = Database::new().await;
+    let instances = three(&db.url, "30");
+    let load = Load::on(&instances).await;
+    load.create(60).await;
+    load.finish(&db).await;
+    for (key, calls) in load.starts() {
+        assert_eq!(calls.len(), 1, "{key} was called by {calls:?}");
+    }
+    for (key, told) in load.delivered(&db).await {
+        assert_eq!(told, 1, "{key}");
+    }
+    assert_eq!(load.refused(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_is_killed() {
+    let db = Database::new().await;
+    let mut instances = three(&db.url, "5");
+    let load = Load::on(&instances).await;
+    load.hold(&instances[0]);
+    load.create(40).await;
+    let clients = load.clients(2);
+    let holding = Holding::of(&load, &db).await;
+    load.close_door(&instances[0]);
+    instances.remove(0).kill();
+
+    // Some of the workers that it called live on and report. Those in time have ended their run for good.
+    let lease_end = "select min(timeout_at) from task where claimed_by = $1 and status = 'claimed'";
+    let lease_end: Option<chrono::DateTime<chrono::Utc>> =
+        sqlx::query_scalar(lease_end).bind(holding.instance).fetch_one(&db.pool).await.unwrap();
+    let workers: Vec<_> = load.held().into_iter().filter(|call| call.path == "/work").collect();
+    let (alive, dead) = workers.split_at(workers.len() / 2);
+    assert!(!alive.is_empty());
+    join_all(alive.iter().map(|call| load.work(call))).await;
+    let in_time = "select task_id || ':start:success:' || run from attempt where ended_at < $1";
+    let in_time: Vec<String> = sqlx::query_scalar(in_time).bind(lease_end).fetch_all(&db.pool).await.unwrap();
+
+    clients.stop().await;
+    load.finish(&db).await;
+    let starts = load.starts();
+    for (key, calls) in &starts {
+        let expected = match (holding.called.contains(key), in_time.contains(key)) {
+            (true, false) if alive.iter().any(|call| call.key() == *key) => 1..=2,
+            (true, false) => 2..=2,
+            _ => 1..=1,
+        };
+        assert!(expected.contains(&calls.len()), "{key} was called by {calls:?}");
+    }
+    assert!(holding.uncalled.iter().all(|key| starts.contains_key(key)), "taken over");
+    // Workers that come too late may say again what is recorded, and nothing else.
+    let api = &instances[0].api;
+    for call in dead {
+        assert_eq!(api.patch(&at(call), &json!({"status": "Success"})).await.status, 200);
+        let answer = api.patch(&at(call), &json!({"status": "Failure", "failure_reason": "late"})).await;
+        assert_eq!(answer.status, 409, "{}", answer.body);
+    }
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_is_stopped_for_longer_than_its_leases() {
+    let db = Database::new().await;
+    let instances = three(&db.url, "5");
+    let load = Load::on(&instances).await;
+    let stopped = &instances[0];
+    // No request is with it when it stops: it would be without an answer until it goes on.
+    load.close_door(stopped);
+    load.hold(stopped);
+    load.create(40).await;
+    let holding = Holding::of(&load, &db).await;
+    stopped.signal(Signal::STOP);
+    // The others take over what it holds, and end it.
+    load.finish(&db).await;
+    let mark = db.number("select max(seq) from event").await;
+
+    // Its calls are answered now, some of them with an error, and it goes on.
+    load.let_go();
+    stopped.signal(Signal::CONT);
+    load.open_door(stopped);
+    let clients = load.clients(4);
+    let by_it = format!("from event where instance = '{}' and seq > {mark}", holding.instance);
+    eventually("it to work again", async || {
+        (db.number(&format!("select count(*) {by_it} and to_status = 'running'")).await > 0).then_some(())
+    })
+    .await;
+    clients.stop().await;
+    // It ends when it has written all results: whatever it had to say has been said.
+    load.close_door(stopped);
+    stopped.signal(Signal::TERM);
+    let [stopped, ..] = <[Instance; 3]>::try_from(instances).ok().unwrap();
+    let address = stopped.api.base().to_owned();
+    assert!(stopped.ended().await.success());
+    load.finish(&db).await;
+
+    let late = sqlx::AssertSqlSafe(format!("select count(*) {by_it} and task_ids && $1"));
+    let late: i64 = sqlx::query_scalar(late).bind(&holding.tasks).fetch_one(&db.pool).await.unwrap();
+    assert_eq!(late, 0, "what it lost it does not move any more");
+    for (key, calls) in load.starts() {
+        let expected = if holding.called.contains(&key) { 2 } else { 1 };
+        assert_eq!(calls.len(), expected, "{key} was called by {calls:?}");
+    }
+    let starts = load.starts();
+    for key in &holding.uncalled {
+        assert_ne!(starts[key][0], address, "it has not called for what it lost");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_is_stopped_in_the_middle_of_a_transaction() {
+    let db = Database::new().await;
+    let instances = three(&db.url, "3");
+    let ids = instances[0].api.create(&json!([{"name": "n", "kind": "k"}])).await;
+    instances[0].api.wait_for(&ids[0], "Running").await;
+    let waiting =
+        |what: &str| format!("select count(*) from pg_stat_activity where datname = current_database() and {what}");
+    let mut holder = db.pool.begin().await.unwrap();
+    sqlx::query("select from task for update").execute(&mut *holder).await.unwrap();
+    let (api, id) = (instances[0].api.clone(), ids[0].clone());
+    let report = tokio::spawn(async move { api.succeed(&id).await });
+    let for_lock = waiting("wait_event_type = 'Lock'");
+    eventually("its report to wait", async || (db.number(&for_lock).await == 1).then_some(())).await;
+    instances[0].signal(Signal::STOP);
+    // Now its transaction has the row, and nobody is there to end it.
+    holder.rollback().await.unwrap();
+    let open = waiting("state = 'idle in transaction'");
+    eventually("its transaction to be open", async || (db.number(&open).await == 1).then_some(())).await;
+    let others = join_all(instances[1..].iter().map(|instance| instance.api.succeed(&ids[0])));
+    for answer in tokio::time::timeout(PATIENCE, others).await.expect("the others can report") {
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    instances[0].signal(Signal::CONT);
+    let answer = report.await.unwrap();
+    assert!(answer.status == 200 || answer.is_not_now(), "{} {}", answer.status, answer.body);
+    assert_eq!(instances[0].api.succeed(&ids[0]).await.status, 200);
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn all_connections_are_cut_again_and_again() {
+    let db = Database::new().await;
+    let instances = three(&db.url, "3");
+    let load = Load::on(&instances).await;
+    let clients = load.clients(6);
+    let name = db.url.rsplit('/').next().unwrap().split('?').next().unwrap();
+    for _ in 0..8 {
+        let before = load.ended();
+        eventually("work to go on", async || (load.ended() > before + 30).then_some(())).await;
+        admin(&format!("select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'")).await;
+    }
+    clients.stop().await;
+    load.finish(&db).await;
+    for instance in &instances {
+        assert_eq!(instance.api.get("/ready").await.status, 200);
+    }
+}
+
+/// A server that can be taken away.
+struct Server {
+    dir: PathBuf,
+    running: Option<Embedded>,
+}
+
+impl Server {
+    fn new(name: &str) -> Server {
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        Server { dir, running: None }
+    }
+
+    async fn start(&mut self) -> String {
+        // Durable, although the data is disposable: what was acknowledged must survive.
+        let server = Embedded::start(Settings::new(&self.dir)).await.unwrap();
+        let url = server.url().to_owned();
+        self.running = Some(server);
+        url
+    }
+
+    /// Disconnects everybody and ends in good order.
+    async fn stop_fast(&mut self) {
+        self.running.take().unwrap().stop().await.unwrap();
+    }
+
+    /// Ends at once, to recover at the next start.
+    async fn stop_immediately(&mut self) {
+        let server = self.running.take().unwrap();
+        let file = std::fs::read_to_string(server.data_dir().join("pgdata/postmaster.pid")).unwrap();
+        let pid = file.lines().next().unwrap().parse().unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::QUIT).unwrap();
+        server.stop().await.unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_database_goes_and_comes_back() {
+    let mut server = Server::new("restarted");
+    let url = server.start().await;
+    let instances = three(&url, "3");
+    let db = Database { pool: PgPool::connect_lazy(&url).unwrap(), url: url.clone() };
+    let load = Load::on(&instances).await;
+    let clients = load.clients(6);
+    for immediately in [false, true] {
+        let before = load.ended();
+        eventually("work to go on", async || (load.ended() > before + 60).then_some(())).await;
+        if immediately {
+            server.stop_immediately().await;
+        } else {
+            server.stop_fast().await;
+        }
+        let refused = load.refused();
+        join_all(instances.iter().map(async |instance| {
+            let api = Client::new(instance.api.base());
+            assert_eq!(api.get("/health").await.status, 200);
+            let ready = api.get("/ready").await;
+            assert!(ready.is_not_now(), "{} {}", ready.status, ready.body);
+            let id = Uuid::now_v7();
+            for path in ["/task", "/batches", &format!("/task/{id}")] {
+                let answer = api.get(path).await;
+                assert!(answer.is_not_now(), "{} {}", answer.status, answer.body);
+            }
+            let answer = api.post("/task", &json!([{"name": "n", "kind": "k"}])).await;
+            assert!(answer.is_not_now(), "{} {}", answer.status, answer.body);
+            let answer = api.put(&format!("/task/{id}"), &json!({})).await;
+            assert!(answer.is_not_now(), "{} {}", answer.status, answer.body);
+            assert_eq!(api.get("/metrics").await.status, 200);
+        }))
+        .await;
+        eventually("clients and workers to be told", async || (load.refused() > refused).then_some(())).await;
+        assert_eq!(server.start().await, url);
+    }
+    let before = load.ended();
+    eventually("work to go on", async || (load.ended() > before + 60).then_some(())).await;
+    clients.stop().await;
+    load.finish(&db).await;
+    for instance in instances {
+        assert_eq!(instance.api.get("/ready").await.status, 200);
+        assert!(instance.terminate().success());
+    }
+    db.pool.close().await;
+    server.stop_fast().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_is_terminated() {
+    let db = Database::new().await;
+    // No lease ends here: what is not given back stays where it is.
+    let mut instances = three(&db.url, "3600");
+    let load = Load::on(&instances).await;
+    load.hold(&instances[0]);
+    load.create(40).await;
+    let holding = Holding::of(&load, &db).await;
+    let leaving = instances.remove(0);
+    leaving.signal(Signal::TERM);
+    eventually("it to say that it is leaving", async || (leaving.api.get("/ready").await.status == 503).then_some(()))
+        .await;
+    // The others start what it had not called for, while its own calls are still open.
+    eventually("what it gave back to be started", async || {
+        let starts = load.starts();
+        holding.uncalled.iter().all(|key| starts.contains_key(key)).then_some(())
+    })
+    .await;
+    let given_back = "select sum(cardinality(task_ids)) from event where cause = 'given_back' and instance = $1";
+    let given_back: i64 = sqlx::query_scalar(given_back).bind(holding.instance).fetch_one(&db.pool).await.unwrap();
+    assert_eq!(usize::try_from(given_back).unwrap(), holding.uncalled.len());
+    assert_eq!(load.held().len(), CALLS, "it has made no further call");
+    load.let_go();
+    load.close_door(&leaving);
+    assert!(leaving.ended().await.success(), "exit code 0");
+    load.finish(&db).await;
+    load.delivered(&db).await;
+    for (key, calls) in load.starts() {
+        assert_eq!(calls.len(), 1, "{key} was called by {calls:?}");
+    }
+    let recorded = "select task_id || ':start:success:' || run from attempt where instance = $1";
+    let recorded: Vec<String> = sqlx::query_scalar(recorded).bind(holding.instance).fetch_all(&db.pool).await.unwrap();
+    assert!(holding.called.iter().all(|key| recorded.contains(key)), "its calls were answered and that was written");
+}
