@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::bench;
 use crate::clock::Clock;
 use crate::config::{Command, Config};
 use crate::doctor;
@@ -39,13 +40,16 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
         print!("{}", http::document());
         return Ok(());
     }
+    if let Command::Bench(args) = &command {
+        return bench::run(args, &config, shutdown).await;
+    }
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
     // The port first: it is quicker to know that it is taken than to make a database.
     let listener = match command {
         Command::Serve => Some(bind(&config).await?),
-        Command::Migrate | Command::Doctor { .. } | Command::Openapi => None,
+        Command::Migrate | Command::Doctor { .. } | Command::Openapi | Command::Bench(_) => None,
     };
     let embedded = match config.database_url() {
         Some(_) => None,

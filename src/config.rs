@@ -12,6 +12,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 
 use crate::access::{Access, Keys};
+use crate::bench::BenchArgs;
 use crate::domain::new_task::Limits;
 use crate::domain::retry;
 use crate::secret::Secret;
@@ -26,7 +27,7 @@ pub struct Cli {
     pub config: Config,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+#[derive(Clone, Debug, PartialEq, Subcommand)]
 pub enum Command {
     /// Run the service (the default)
     Serve,
@@ -40,6 +41,8 @@ pub enum Command {
     },
     /// Print the `OpenAPI` description and exit
     Openapi,
+    /// Measure how fast it is on this machine
+    Bench(BenchArgs),
 }
 
 #[derive(Clone, Debug, Args)]

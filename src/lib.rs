@@ -13,6 +13,8 @@ pub mod telemetry;
 
 /// The whole service, put together and taken apart in the right order.
 pub mod app;
+/// Measures how fast it is.
+pub mod bench;
 /// Counts the books anew and mends them.
 pub mod doctor;
 

@@ -1,6 +1,7 @@
 //! Tests of the whole service against a real PostgreSQL: one file per behaviour.
 
 mod api;
+mod bench;
 mod books;
 mod concurrency;
 mod dead_ends;

@@ -1,0 +1,108 @@
+//! `reprise bench`: how fast is it on this machine? A load generator and a receiver of webhooks against a service, and next
+//! to each number what PostgreSQL does by itself. It talks to the service over HTTP alone, like everybody else; only what
+//! `raw` does goes past it.
+
+mod ground;
+mod load;
+mod process;
+mod progress;
+mod raw;
+mod report;
+mod sink;
+mod wire;
+mod workloads;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use ground::Ground;
+use report::Outcome;
+use sink::Sink;
+use workloads::{Bench, WORKLOADS, Workload};
+
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct BenchArgs {
+    /// What to measure [default: all]
+    #[arg(value_name = "WORKLOAD", value_parser = Workload::parse)]
+    workloads: Vec<Workload>,
+    /// A service that runs already, `http://host:port` [default: one is started]
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// A key for it
+    #[arg(long, value_name = "KEY", requires = "url")]
+    key: Option<String>,
+    /// Where this program listens for the service's calls
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
+    sink: SocketAddr,
+    /// Smaller sizes: all of it in a minute or two
+    #[arg(long)]
+    quick: bool,
+    /// Write everything as JSON; `-` for standard output, instead of the table
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Only say which workloads there are
+    #[arg(long)]
+    list: bool,
+    /// All sizes times this
+    #[arg(long, value_name = "FACTOR", default_value = "1", hide = true)]
+    scale: f64,
+}
+
+/// Measures and prints; an error is the one line for the end.
+pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken) -> Result<(), String> {
+    if args.list {
+        for workload in WORKLOADS {
+            println!("{:<12} {}", workload.name(), workload.about());
+        }
+        return Ok(());
+    }
+    let ground = match &args.url {
+        Some(url) => Ground::given(url, args.key.as_deref(), config)?,
+        None => Ground::own(config).await?,
+    };
+    let measured = tokio::select! {
+        measured = measure(args, &ground) => measured,
+        () = shutdown.cancelled() => Err("interrupted".into()),
+    };
+    ground.close().await;
+    let (facts, outcomes) = measured?;
+    let document = report::document(&facts, &outcomes);
+    match &args.json {
+        Some(path) if path.as_os_str() == "-" => println!("{document:#}"),
+        Some(path) => {
+            std::fs::write(path, format!("{document:#}\n")).map_err(|error| format!("{}: {error}", path.display()))?;
+            print!("{}", report::table(&outcomes));
+        }
+        None => print!("{}", report::table(&outcomes)),
+    }
+    match outcomes.iter().filter(|outcome| outcome.failed.is_some()).count() {
+        0 => Ok(()),
+        failed => Err(format!("{failed} of {} workloads failed", outcomes.len())),
+    }
+}
+
+async fn measure(args: &BenchArgs, ground: &Ground) -> Result<(Value, Vec<Outcome>), String> {
+    let facts = facts(ground).await?;
+    let sink = Sink::start(args.sink).await?;
+    let bench = Bench { ground, sink: &sink, quick: args.quick, scale: args.scale };
+    let wanted = if args.workloads.is_empty() { WORKLOADS.to_vec() } else { args.workloads.clone() };
+    Ok((facts, bench.run(&wanted).await))
+}
+
+/// What has to be known to compare numbers.
+async fn facts(ground: &Ground) -> Result<Value, String> {
+    let server: Map<String, Value> =
+        ground.facts().await?.into_iter().map(|(name, value)| (name, value.into())).collect();
+    Ok(json!({
+        "reprise": env!("CARGO_PKG_VERSION"),
+        "optimized": !cfg!(debug_assertions),
+        "cores": std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
+        "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        "postgres": server,
+    }))
+}

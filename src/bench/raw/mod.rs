@@ -1,0 +1,75 @@
+//! The only place of the benchmark with SQL: what PostgreSQL can do by itself, tables filled without the service, and facts
+//! about the server. Not checked by the compiler, because the tables it writes to are made here.
+
+pub mod limits;
+
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+
+use super::process;
+
+/// A server, and a database on it that the benchmark may connect to.
+#[derive(Clone, Debug)]
+pub struct Database {
+    pub url: String,
+}
+
+impl Database {
+    pub fn new(url: &str) -> Database {
+        Database { url: url.to_owned() }
+    }
+
+    /// Another database on the same server.
+    pub fn named(&self, name: &str) -> Result<Database, String> {
+        let mut url = url::Url::parse(&self.url).map_err(|error| format!("DATABASE_URL: {error}"))?;
+        url.set_path(&format!("/{name}"));
+        Ok(Database { url: url.into() })
+    }
+
+    pub async fn connect(&self) -> Result<PgConnection, String> {
+        let options: PgConnectOptions = self.url.parse().map_err(|error| format!("DATABASE_URL: {error}"))?;
+        PgConnection::connect_with(&options).await.map_err(|error| format!("DATABASE_URL: cannot connect: {error}"))
+    }
+
+    pub async fn execute(&self, statement: &str) -> Result<(), String> {
+        let mut connection = self.connect().await?;
+        sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.map_err(said)?;
+        connection.close().await.map_err(said)
+    }
+
+    /// Settings that decide about speed, and the version.
+    pub async fn facts(&self) -> Result<Vec<(String, String)>, String> {
+        let mut connection = self.connect().await?;
+        let names = [
+            "server_version",
+            "fsync",
+            "synchronous_commit",
+            "full_page_writes",
+            "shared_buffers",
+            "max_wal_size",
+            "checkpoint_timeout",
+            "wal_compression",
+            "max_connections",
+        ];
+        sqlx::query_as("select name, current_setting(name) from unnest($1::text[]) name")
+            .bind(&names[..])
+            .fetch_all(&mut connection)
+            .await
+            .map_err(said)
+    }
+
+    /// The process of the server, if it is on this machine.
+    pub async fn process(&self) -> Result<Option<i32>, String> {
+        let mut connection = self.connect().await?;
+        let backend: i32 =
+            sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut connection).await.map_err(said)?;
+        Ok(process::server_of(backend))
+    }
+}
+
+fn said(error: sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Database(error) => format!("PostgreSQL: {}", error.message()),
+        error => format!("PostgreSQL: {error}"),
+    }
+}

@@ -1,0 +1,309 @@
+//! What was measured, as a table for people and as JSON. A figure knows what is to be reached, on a machine with two cores
+//! that runs everything, and which way is better.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::load::Latencies;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    TasksPerSecond,
+    RequestsPerSecond,
+    Milliseconds,
+    Megabytes,
+    /// Times something that the figure names.
+    Times,
+}
+
+impl Unit {
+    fn more_is_better(self) -> bool {
+        matches!(self, Unit::TasksPerSecond | Unit::RequestsPerSecond | Unit::Times)
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Unit::TasksPerSecond => "tasks/s",
+            Unit::RequestsPerSecond => "requests/s",
+            Unit::Milliseconds => "ms",
+            Unit::Megabytes => "MB",
+            Unit::Times => "×",
+        }
+    }
+}
+
+/// One number of a workload.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// What it is, where the workload does not say it all.
+    pub of: &'static str,
+    pub value: f64,
+    pub unit: Unit,
+    pub target: Option<f64>,
+}
+
+impl Figure {
+    pub fn new(of: &'static str, value: f64, unit: Unit) -> Figure {
+        Figure { of, value, unit, target: None }
+    }
+
+    #[must_use]
+    pub fn reach(mut self, target: f64) -> Figure {
+        self.target = Some(target);
+        self
+    }
+
+    pub fn met(&self) -> Option<bool> {
+        let better = |target| if self.unit.more_is_better() { self.value >= target } else { self.value <= target };
+        self.target.map(better)
+    }
+
+    fn text(&self) -> String {
+        let (value, unit) = (number(self.value), self.unit.as_str());
+        if self.of.is_empty() { format!("{value} {unit}") } else { format!("{value} {unit} {}", self.of) }
+    }
+
+    fn target_text(&self) -> String {
+        let sign = if self.unit.more_is_better() { '≥' } else { '≤' };
+        let mark = if self.met() == Some(true) { "yes" } else { "no" };
+        self.target.map(|target| format!("{sign} {} {mark}", number(target))).unwrap_or_default()
+    }
+
+    fn json(&self) -> Value {
+        json!({"of": self.of, "value": self.value, "unit": self.unit.as_str(), "target": self.target, "met": self.met()})
+    }
+}
+
+/// What PostgreSQL did by itself.
+#[derive(Clone, Debug)]
+pub struct Raw {
+    pub what: String,
+    pub figure: Figure,
+}
+
+/// Seconds of processor time for 1,000 tasks or requests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    pub service: Option<f64>,
+    pub postgres: Option<f64>,
+    pub generator: Option<f64>,
+}
+
+/// What came of a workload.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    pub workload: &'static str,
+    /// Tasks or requests that were measured.
+    pub count: usize,
+    /// The first is the main one.
+    pub figures: Vec<Figure>,
+    pub latencies: Latencies,
+    pub cost: Cost,
+    pub memory: Option<u64>,
+    pub raw: Option<Raw>,
+    /// Why there is no number.
+    pub skipped: Option<String>,
+    pub failed: Option<String>,
+}
+
+impl Outcome {
+    pub fn failed(workload: &'static str, error: String) -> Outcome {
+        Outcome { workload, failed: Some(error), ..Outcome::default() }
+    }
+
+    pub fn skipped(workload: &'static str, reason: &str) -> Outcome {
+        Outcome { workload, skipped: Some(reason.to_owned()), ..Outcome::default() }
+    }
+
+    /// How the main figure compares with what PostgreSQL does by itself.
+    pub fn ratio(&self) -> Option<f64> {
+        let (own, raw) = (self.figures.first()?, &self.raw.as_ref()?.figure);
+        Some(own.value / raw.value).filter(|ratio| ratio.is_finite())
+    }
+
+    fn quantile(&self, q: f64) -> Option<f64> {
+        self.latencies.quantile(q).map(|latency| latency.as_secs_f64() * 1000.0)
+    }
+
+    fn cells(&self) -> Vec<[String; COLUMNS]> {
+        let known = |value: Option<f64>| value.map_or_else(|| "n/a".to_owned(), number);
+        let note = self.failed.as_ref().map(|error| format!("failed: {error}"));
+        if let Some(note) = note.or_else(|| self.skipped.as_ref().map(|reason| format!("skipped: {reason}"))) {
+            let mut cells = <[String; COLUMNS]>::default();
+            cells[0].push_str(self.workload);
+            cells[1] = note;
+            return vec![cells];
+        }
+        let mut lines: Vec<[String; COLUMNS]> = self
+            .figures
+            .iter()
+            .map(|figure| {
+                let mut cells = <[String; COLUMNS]>::default();
+                cells[1] = figure.text();
+                cells[2] = figure.target_text();
+                cells
+            })
+            .collect();
+        if let Some(first) = lines.first_mut() {
+            first[0].push_str(self.workload);
+            for (cell, q) in first[3..6].iter_mut().zip([0.5, 0.99, 0.999]) {
+                *cell = self.quantile(q).map(number).unwrap_or_default();
+            }
+            first[6] = known(self.cost.service);
+            first[7] = known(self.cost.postgres);
+            first[8] = known(self.cost.generator);
+            first[9] = known(self.memory.map(megabytes));
+            first[10] =
+                self.raw.as_ref().map_or_else(|| "n/a".to_owned(), |raw| format!("{} {}", raw.figure.text(), raw.what));
+            first[11] = self.ratio().map(number).unwrap_or_default();
+        }
+        lines
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "workload": self.workload,
+            "count": self.count,
+            "figures": self.figures.iter().map(Figure::json).collect::<Vec<_>>(),
+            "latency_ms": {"p50": self.quantile(0.5), "p99": self.quantile(0.99), "p999": self.quantile(0.999),
+                           "max": self.quantile(1.0), "samples": self.latencies.len()},
+            "cpu_seconds_per_1000": {"service": self.cost.service, "postgres": self.cost.postgres,
+                                     "generator": self.cost.generator},
+            "service_rss_bytes": self.memory,
+            "raw": self.raw.as_ref().map(|raw| json!({"what": raw.what, "value": raw.figure.value,
+                                                      "unit": raw.figure.unit.as_str(), "ratio": self.ratio()})),
+            "skipped": self.skipped,
+            "failed": self.failed,
+        })
+    }
+}
+
+const COLUMNS: usize = 12;
+const HEAD: [&str; COLUMNS] = [
+    "workload",
+    "result",
+    "to reach",
+    "p50 ms",
+    "p99",
+    "p99.9",
+    "CPU s/1000",
+    "postgres",
+    "bench",
+    "RSS MB",
+    "PostgreSQL alone",
+    "ratio",
+];
+
+/// The table, with every column as wide as it has to be.
+pub fn table(outcomes: &[Outcome]) -> String {
+    let mut lines = vec![HEAD.map(str::to_owned)];
+    lines.extend(outcomes.iter().flat_map(Outcome::cells));
+    // A note runs over the columns after it.
+    let is_note = |line: &[String; COLUMNS]| line[2..].iter().all(String::is_empty) && line[1].contains(": ");
+    let mut widths = [0; COLUMNS];
+    for line in lines.iter().filter(|line| !is_note(line)) {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    widths[0] = lines.iter().map(|line| line[0].chars().count()).max().unwrap_or_default();
+    let mut text = String::new();
+    for line in &lines {
+        let mut row = String::new();
+        for (i, (cell, width)) in line.iter().zip(widths).enumerate() {
+            // Numbers stand under each other by their ends.
+            let _ = if (3..=9).contains(&i) || i == 11 {
+                write!(row, "{cell:>width$}  ")
+            } else {
+                write!(row, "{cell:<width$}  ")
+            };
+        }
+        let _ = writeln!(text, "{}", row.trim_end());
+    }
+    text
+}
+
+pub fn document(facts: &Value, outcomes: &[Outcome]) -> Value {
+    json!({"machine": facts, "workloads": outcomes.iter().map(Outcome::json).collect::<Vec<_>>()})
+}
+
+#[allow(clippy::cast_precision_loss, reason = "it is rounded anyway")]
+pub fn megabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}
+
+/// Three significant digits, or whole numbers with separators.
+fn number(value: f64) -> String {
+    let decimals = match value.abs() {
+        v if v >= 99.95 || v == 0.0 => 0,
+        v if v >= 9.995 => 1,
+        v if v >= 0.9995 => 2,
+        _ => 3,
+    };
+    let text = format!("{value:.decimals$}");
+    if decimals > 0 {
+        return text;
+    }
+    let digits: Vec<char> = text.chars().collect();
+    let mut grouped = String::new();
+    for (i, digit) in digits.iter().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) && digits[i - 1] != '-' {
+            grouped.push(',');
+        }
+        grouped.push(*digit);
+    }
+    grouped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits_or_separators() {
+        let cases = [
+            (0.0, "0"),
+            (0.012_34, "0.012"),
+            (0.5, "0.500"),
+            (1.0, "1.00"),
+            (12.345, "12.3"),
+            (99.96, "100"),
+            (999.6, "1,000"),
+            (1_234_567.0, "1,234,567"),
+            (-1234.0, "-1,234"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(number(value), text);
+        }
+    }
+
+    #[test]
+    fn a_target_is_met_from_the_right_side() {
+        let rate = Figure::new("", 8000.0, Unit::TasksPerSecond).reach(8000.0);
+        assert_eq!((rate.met(), rate.target_text().as_str()), (Some(true), "≥ 8,000 yes"));
+        let delay = Figure::new("p50", 5.1, Unit::Milliseconds).reach(5.0);
+        assert_eq!((delay.met(), delay.target_text().as_str()), (Some(false), "≤ 5.00 no"));
+        assert_eq!(Figure::new("", 1.0, Unit::Times).met(), None);
+    }
+
+    #[test]
+    fn a_table_has_a_line_for_each_figure_and_for_each_note() {
+        let outcome = Outcome {
+            workload: "create-1",
+            figures: vec![
+                Figure::new("", 1000.0, Unit::TasksPerSecond).reach(8000.0),
+                Figure::new("of raw", 0.5, Unit::Times),
+            ],
+            raw: Some(Raw { what: "inserts".into(), figure: Figure::new("", 2000.0, Unit::TasksPerSecond) }),
+            ..Outcome::default()
+        };
+        let text =
+            table(&[outcome.clone(), Outcome::skipped("lists", "no database"), Outcome::failed("put", "x".into())]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 5, "{text}");
+        assert!(lines[1].contains("1,000 tasks/s") && lines[1].contains("≥ 8,000 no") && lines[1].ends_with("0.500"));
+        assert!(lines[3].contains("skipped: no database") && lines[4].contains("failed: x"));
+        assert_eq!(outcome.json()["raw"]["ratio"], 0.5);
+    }
+}

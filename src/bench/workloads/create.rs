@@ -1,0 +1,135 @@
+//! Creating tasks, and nothing else: they are not to run before a time far ahead, so that nobody claims them meanwhile.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use super::{BULK, BULK_CLIENTS, Bench, CLIENTS, Post, calling, cost, rate, tasks};
+use crate::bench::ground::Stage;
+use crate::bench::load;
+use crate::bench::progress::Progress;
+use crate::bench::raw::limits::Limit;
+use crate::bench::report::{Figure, Outcome, Raw, Unit};
+
+const LEVELS: usize = 10;
+const WIDTH: usize = 100;
+const PARENTS: usize = 3;
+
+pub async fn single(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+    let count = bench.size(20_000, 4000);
+    let raw = bench.limit_rate(stage, Limit::Insert, CLIENTS, count, Unit::TasksPerSecond).await?;
+    let mut outcome = create(stage, later(&calling(bench.sink)), 1, CLIENTS, count, raw).await?;
+    outcome.figures[0].target = Some(8000.0);
+    if let Some(ratio) = outcome.ratio() {
+        outcome.figures.push(Figure::new("raw inserts", ratio, Unit::Times).reach(1.0));
+    }
+    Ok(outcome)
+}
+
+pub async fn bulk(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+    let requests = bench.size(100, 20);
+    let limit = Limit::Copy { rows: BULK, links: 0 };
+    let raw = bench.limit_rate(stage, limit, BULK_CLIENTS, requests * BULK, Unit::TasksPerSecond).await?;
+    let mut outcome = create(stage, later(&calling(bench.sink)), BULK, BULK_CLIENTS, requests, raw).await?;
+    outcome.figures[0].target = Some(30_000.0);
+    Ok(outcome)
+}
+
+pub async fn dag(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+    let requests = bench.size(50, 10);
+    let limit = Limit::Copy { rows: LEVELS * WIDTH, links: PARENTS };
+    let raw = bench.limit_rate(stage, limit, BULK_CLIENTS, requests * LEVELS * WIDTH, Unit::TasksPerSecond).await?;
+    let body = graph(&calling(bench.sink));
+    let post = Arc::new(Post::new(stage, body));
+    let mut outcome = send(stage, &post, LEVELS * WIDTH, BULK_CLIENTS, requests, raw).await?;
+    outcome.figures[0].target = Some(15_000.0);
+    Ok(outcome)
+}
+
+async fn create(
+    stage: &Stage,
+    each: String,
+    per_request: usize,
+    clients: usize,
+    requests: usize,
+    raw: Option<Raw>,
+) -> Result<Outcome, String> {
+    let post = Arc::new(Post::new(stage, tasks(per_request, &each)));
+    send(stage, &post, per_request, clients, requests, raw).await
+}
+
+/// A tenth of the requests warms up connections and caches before the clock starts.
+async fn send(
+    stage: &Stage,
+    post: &Arc<Post>,
+    per_request: usize,
+    clients: usize,
+    requests: usize,
+    raw: Option<Raw>,
+) -> Result<Outcome, String> {
+    let progress =
+        Progress::start(&format!("create {} tasks, {per_request} a request", requests * per_request), requests);
+    load::run(&stage.peer, clients, 0..requests.div_ceil(10), post, &Progress::hidden()).await?;
+    let before = stage.usage();
+    let measured = load::run(&stage.peer, clients, 0..requests, post, &progress).await?;
+    let count = requests * per_request;
+    Ok(Outcome {
+        count,
+        figures: vec![Figure::new("", rate(count, measured.elapsed), Unit::TasksPerSecond)],
+        latencies: measured.latencies,
+        cost: cost(before, stage.usage(), count),
+        raw,
+        ..Outcome::default()
+    })
+}
+
+fn later(task: &str) -> String {
+    task.replacen('{', r#"{"run_at":"2999-01-01T00:00:00Z","#, 1)
+}
+
+/// Levels of tasks; each but the first has its parents in the level before.
+fn graph(task: &str) -> String {
+    let mut body = String::from("[");
+    for level in 0..LEVELS {
+        for i in 0..WIDTH {
+            let own = format!(r#"{{"id":"{level}-{i}","#);
+            let first = if level == 0 { later(task) } else { task.to_owned() };
+            let mut one = first.replacen('{', &own, 1);
+            if level > 0 {
+                one.pop();
+                one.push_str(r#","dependencies":["#);
+                for parent in 0..PARENTS {
+                    let comma = if parent == 0 { "" } else { "," };
+                    // Spread over the level before, and no two alike.
+                    let _ = write!(one, r#"{comma}{{"id":"{}-{}"}}"#, level - 1, (i + parent * 33) % WIDTH);
+                }
+                one.push_str("]}");
+            }
+            if body.len() > 1 {
+                body.push(',');
+            }
+            body.push_str(&one);
+        }
+    }
+    body.push(']');
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn the_graph_is_what_it_is_called() {
+        let tasks: Vec<Value> = serde_json::from_str(&graph(r#"{"name":"n","kind":"k"}"#)).unwrap();
+        assert_eq!(tasks.len(), LEVELS * WIDTH);
+        assert_eq!(tasks.iter().filter(|task| task.get("run_at").is_some()).count(), WIDTH);
+        for task in &tasks[WIDTH..] {
+            let mut parents: Vec<&str> =
+                task["dependencies"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap()).collect();
+            parents.sort_unstable();
+            parents.dedup();
+            assert_eq!(parents.len(), PARENTS);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! How soon things happen when nothing else goes on.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::{Bench, PATIENCE, calling, cost, millis, tasks};
+use crate::bench::ground::Stage;
+use crate::bench::load::Latencies;
+use crate::bench::progress::Progress;
+use crate::bench::raw::limits::Limit;
+use crate::bench::report::{Figure, Outcome, Unit};
+use crate::bench::sink::{Sink, Worked};
+use crate::bench::wire::{self, Connection};
+
+const WARM_UP: usize = 10;
+/// Between two rounds, so that the service has come to rest.
+const REST: Duration = Duration::from_millis(20);
+const LENGTH: usize = 50;
+
+/// From before the request is sent until the call has arrived.
+pub async fn idle(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+    let rounds = bench.size(200, 50);
+    let raw = bench.limit_time(stage, Limit::Insert, rounds.max(100)).await?;
+    let mut buffer = Vec::new();
+    stage.peer.request(&mut buffer, "POST", "/task", tasks(1, &calling(bench.sink)).as_bytes());
+    let mut connection = stage.peer.connect().await.map_err(|error| error.to_string())?;
+    let progress = Progress::start("latency: one task at a time", rounds + WARM_UP);
+    let (mut latencies, mut before) = (Latencies::default(), stage.usage());
+    for round in 0..rounds + WARM_UP {
+        if round == WARM_UP {
+            before = stage.usage();
+        }
+        let sent = Instant::now();
+        post(&mut connection, &buffer).await?;
+        let worked = next(bench.sink).await?;
+        if round >= WARM_UP {
+            latencies.add(worked.called - sent);
+        }
+        progress.step();
+        tokio::time::sleep(REST).await;
+    }
+    let figures = vec![figure("p50", &latencies, 0.5).reach(5.0), figure("p99", &latencies, 0.99).reach(20.0)];
+    let cost = cost(before, stage.usage(), rounds);
+    Ok(Outcome { count: rounds, figures, latencies, cost, raw, ..Outcome::default() })
+}
+
+/// From before the Success of a task is sent until the call of the next one has arrived.
+pub async fn chain(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+    let chains = bench.size(10, 2);
+    let raw = bench.limit_time(stage, Limit::Update, 200).await?;
+    let mut buffer = Vec::new();
+    stage.peer.request(&mut buffer, "POST", "/task", links(&calling(bench.sink)).as_bytes());
+    let mut connection = stage.peer.connect().await.map_err(|error| error.to_string())?;
+    let progress = Progress::start("chain: one task after the other", (chains + 1) * LENGTH);
+    let (mut latencies, mut before) = (Latencies::default(), stage.usage());
+    for round in 0..=chains {
+        // The first one warms up.
+        if round == 1 {
+            before = stage.usage();
+        }
+        let ids = post(&mut connection, &buffer).await?;
+        let mut worked: HashMap<Uuid, Worked> = HashMap::new();
+        while worked.len() < LENGTH {
+            let one = next(bench.sink).await?;
+            worked.insert(one.id, one);
+            progress.step();
+        }
+        let order: Vec<&Worked> = ids.iter().filter_map(|id| worked.get(id)).collect();
+        for pair in order.windows(2).filter(|_| round > 0) {
+            latencies.add(pair[1].called - pair[0].reported);
+        }
+        tokio::time::sleep(REST).await;
+    }
+    let count = chains * LENGTH;
+    let figures = vec![figure("p50", &latencies, 0.5).reach(10.0)];
+    Ok(Outcome { count, figures, latencies, cost: cost(before, stage.usage(), count), raw, ..Outcome::default() })
+}
+
+fn links(task: &str) -> String {
+    let one = |i: usize| {
+        let own = if i == 0 {
+            format!(r#"{{"id":"{i}","#)
+        } else {
+            format!(r#"{{"id":"{i}","dependencies":[{{"id":"{}"}}],"#, i - 1)
+        };
+        task.replacen('{', &own, 1)
+    };
+    format!("[{}]", (0..LENGTH).map(one).collect::<Vec<_>>().join(","))
+}
+
+async fn post(connection: &mut Connection, request: &[u8]) -> Result<Vec<Uuid>, String> {
+    let answer = connection.exchange(request).await.map_err(|error| format!("POST /task: {error}"))?;
+    let body = connection.body(&answer);
+    match answer.status {
+        201 => Ok(wire::uuids(body, "id")),
+        status => Err(format!("POST /task: {status} {}", String::from_utf8_lossy(body))),
+    }
+}
+
+async fn next(sink: &Sink) -> Result<Worked, String> {
+    tokio::time::timeout(PATIENCE, sink.next()).await.map_err(|_| "the task is not called".to_owned())?
+}
+
+fn figure(of: &'static str, latencies: &Latencies, q: f64) -> Figure {
+    Figure::new(of, latencies.quantile(q).map_or(f64::NAN, millis), Unit::Milliseconds)
+}

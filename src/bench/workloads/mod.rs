@@ -1,0 +1,351 @@
+//! The workloads: what each one does, how large it is, and what it is compared with. Each has a service and tables of its
+//! own, so that none pays for another.
+
+mod create;
+mod end_to_end;
+mod latency;
+mod reports;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::ground::{Ground, Stage, Usage};
+use super::load::{self, Measured, Requests};
+use super::progress::Progress;
+use super::raw::limits::{self, Limit};
+use super::report::{Cost, Figure, Outcome, Raw, Unit, megabytes};
+use super::sink::Sink;
+use super::wire::{self, Peer};
+
+/// Longer than anything takes that ends at all.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Tasks in a request, where the request is not what is measured.
+const BULK: usize = 1000;
+const BULK_CLIENTS: usize = 4;
+/// Clients that send single tasks or reports.
+const CLIENTS: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    Create1,
+    Create1000,
+    CreateDag,
+    E2e5k,
+    E2e50k,
+    Latency,
+    Chain,
+    Patch,
+    Put,
+    Memory,
+}
+
+pub const WORKLOADS: [Workload; 10] = [
+    Workload::Create1,
+    Workload::Create1000,
+    Workload::CreateDag,
+    Workload::E2e5k,
+    Workload::E2e50k,
+    Workload::Latency,
+    Workload::Chain,
+    Workload::Patch,
+    Workload::Put,
+    Workload::Memory,
+];
+
+impl Workload {
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::Create1 => "create-1",
+            Workload::Create1000 => "create-1000",
+            Workload::CreateDag => "create-dag",
+            Workload::E2e5k => "e2e-5k",
+            Workload::E2e50k => "e2e-50k",
+            Workload::Latency => "latency",
+            Workload::Chain => "chain",
+            Workload::Patch => "patch",
+            Workload::Put => "put",
+            Workload::Memory => "memory",
+        }
+    }
+
+    pub fn about(self) -> &'static str {
+        match self {
+            Workload::Create1 => "create tasks, one a request, 64 clients",
+            Workload::Create1000 => "create tasks, 1,000 a request, 4 clients",
+            Workload::CreateDag => "create graphs of 10 x 100 tasks with 3 parents each, 4 clients",
+            Workload::E2e5k => "5,000 tasks: created, on_start called, reported Success",
+            Workload::E2e50k => "50,000 tasks: created, on_start called, reported Success",
+            Workload::Latency => "from POST to on_start, one task at a time",
+            Workload::Chain => "a chain of 50 tasks: from the Success of one to on_start of the next",
+            Workload::Patch => "report Success of Running tasks, 64 clients",
+            Workload::Put => "raise counters of Running tasks, 64 clients",
+            Workload::Memory => "what the service holds after e2e-50k",
+        }
+    }
+
+    pub fn parse(text: &str) -> Result<Workload, String> {
+        let found = WORKLOADS.into_iter().find(|workload| workload.name() == text);
+        found.ok_or_else(|| format!("must be one of {}", WORKLOADS.map(Workload::name).join(", ")))
+    }
+}
+
+pub struct Bench<'a> {
+    pub ground: &'a Ground,
+    pub sink: &'a Sink,
+    pub quick: bool,
+    pub scale: f64,
+}
+
+impl Bench<'_> {
+    pub async fn run(&self, wanted: &[Workload]) -> Vec<Outcome> {
+        let mut outcomes: Vec<Outcome> = Vec::new();
+        for workload in wanted {
+            let outcome = match workload {
+                Workload::Memory => self.memory(&outcomes).await,
+                workload => self.one(*workload).await,
+            };
+            outcomes.push(outcome.unwrap_or_else(|error| Outcome::failed(workload.name(), error)));
+        }
+        outcomes
+    }
+
+    /// Known already if that workload has been run.
+    async fn memory(&self, outcomes: &[Outcome]) -> Result<Outcome, String> {
+        let (name, after) = (Workload::Memory.name(), Workload::E2e50k);
+        let earlier = outcomes.iter().find(|outcome| outcome.workload == after.name() && outcome.failed.is_none());
+        let outcome = match earlier {
+            Some(outcome) => outcome.clone(),
+            None => self.one(after).await?,
+        };
+        let Some(bytes) = outcome.memory else { return Ok(Outcome::skipped(name, "another process, or no /proc")) };
+        let figure = Figure::new("", megabytes(bytes), Unit::Megabytes).reach(80.0);
+        let (count, memory) = (outcome.count, outcome.memory);
+        Ok(Outcome { workload: name, count, figures: vec![figure], memory, ..Outcome::default() })
+    }
+
+    async fn one(&self, workload: Workload) -> Result<Outcome, String> {
+        self.sink.clear().await;
+        let stage = self.ground.stage().await?;
+        let outcome = match workload {
+            Workload::Create1 => create::single(self, &stage).await,
+            Workload::Create1000 => create::bulk(self, &stage).await,
+            Workload::CreateDag => create::dag(self, &stage).await,
+            Workload::E2e5k => end_to_end::plain(self, &stage, self.size(5000, 2000)).await,
+            Workload::E2e50k => end_to_end::plain(self, &stage, self.size(50_000, 10_000)).await,
+            Workload::Latency => latency::idle(self, &stage).await,
+            Workload::Chain => latency::chain(self, &stage).await,
+            Workload::Patch => reports::patch(self, &stage).await,
+            Workload::Put => reports::put(self, &stage).await,
+            Workload::Memory => Err("is no workload of its own".into()),
+        };
+        let outcome = outcome.map(|outcome| Outcome { workload: workload.name(), memory: stage.memory(), ..outcome });
+        if !self.ground.is_own() {
+            cancel(&stage).await?;
+        }
+        self.ground.strike(stage).await?;
+        outcome
+    }
+
+    /// How much of something: as the table of targets has it, less of it in a quick run, at least one.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a size")]
+    fn size(&self, full: usize, quick: usize) -> usize {
+        let size = if self.quick { quick } else { full };
+        ((size as f64 * self.scale).ceil() as usize).max(1)
+    }
+
+    /// What PostgreSQL does by itself, at the same concurrency.
+    async fn limit(
+        &self,
+        stage: &Stage,
+        limit: Limit,
+        connections: usize,
+        count: usize,
+    ) -> Result<Option<Measured>, String> {
+        let Some(database) = &stage.database else { return Ok(None) };
+        let progress = Progress::start(&format!("PostgreSQL alone: {}", limit.describe()), count);
+        limits::measure(database, limit, connections, count, &progress).await.map(Some)
+    }
+
+    /// The same as a rate.
+    async fn limit_rate(
+        &self,
+        stage: &Stage,
+        limit: Limit,
+        connections: usize,
+        count: usize,
+        unit: Unit,
+    ) -> Result<Option<Raw>, String> {
+        let measured = self.limit(stage, limit, connections, count).await?;
+        Ok(measured.map(|measured| Raw {
+            what: limit.describe(),
+            figure: Figure::new("", rate(count, measured.elapsed), unit),
+        }))
+    }
+
+    /// The same as the time that one takes when nothing else goes on.
+    async fn limit_time(&self, stage: &Stage, limit: Limit, count: usize) -> Result<Option<Raw>, String> {
+        let measured = self.limit(stage, limit, 1, count).await?;
+        Ok(measured.and_then(|measured| {
+            let figure = Figure::new("", millis(measured.latencies.quantile(0.5)?), Unit::Milliseconds);
+            Some(Raw { what: limit.describe(), figure })
+        }))
+    }
+}
+
+/// Creates tasks with the same body again and again, and remembers what came of it.
+struct Post {
+    body: Vec<u8>,
+    /// Whether the ids of the tasks are wanted, which costs more to find than that of the batch.
+    with_ids: bool,
+    batches: Mutex<Vec<Uuid>>,
+    ids: Mutex<Vec<Uuid>>,
+    made: Arc<Mutex<Vec<Uuid>>>,
+}
+
+impl Post {
+    fn new(stage: &Stage, body: String) -> Post {
+        let made = Arc::clone(&stage.made);
+        Post { body: body.into(), with_ids: false, batches: Mutex::default(), ids: Mutex::default(), made }
+    }
+
+    fn keeping_ids(mut self) -> Post {
+        self.with_ids = true;
+        self
+    }
+
+    fn batches(&self) -> Vec<Uuid> {
+        locked(&self.batches).clone()
+    }
+
+    fn ids(&self) -> Vec<Uuid> {
+        locked(&self.ids).clone()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Requests for Post {
+    fn write(&self, _: usize, peer: &Peer, buffer: &mut Vec<u8>) {
+        peer.request(buffer, "POST", "/task", &self.body);
+    }
+
+    fn expected(&self) -> u16 {
+        201
+    }
+
+    fn answered(&self, _: usize, body: &[u8]) {
+        let batch = wire::first_uuid(body, "batch_id");
+        locked(&self.batches).extend(batch);
+        locked(&self.made).extend(batch);
+        if self.with_ids {
+            let ids = wire::uuids(body, "id");
+            locked(&self.ids).extend(ids);
+        }
+    }
+}
+
+/// Tasks in the JSON of a request.
+fn tasks(count: usize, each: &str) -> String {
+    let mut body = String::with_capacity(count * (each.len() + 1) + 2);
+    body.push('[');
+    for i in 0..count {
+        if i > 0 {
+            body.push(',');
+        }
+        body.push_str(each);
+    }
+    body.push(']');
+    body
+}
+
+/// A task that waits for a report once it is claimed.
+const SILENT: &str = r#"{"name":"bench","kind":"bench","timeout":86400}"#;
+
+fn calling(sink: &Sink) -> String {
+    format!(
+        r#"{{"name":"bench","kind":"bench","timeout":86400,"on_start":{{"kind":"Webhook","params":{{"url":"{}","verb":"Post","body":{{"n":1}}}}}}}}"#,
+        sink.url
+    )
+}
+
+/// Creates `count` tasks that nobody is called for, and waits until all of them are Running.
+async fn running_tasks(stage: &Stage, count: usize) -> Result<Arc<Post>, String> {
+    let bulk = BULK.min(count);
+    let post = Arc::new(Post::new(stage, tasks(bulk, SILENT)).keeping_ids());
+    let progress = Progress::start(&format!("{count} tasks to be Running"), count.div_ceil(bulk));
+    load::run(&stage.peer, BULK_CLIENTS, 0..count.div_ceil(bulk), &post, &progress).await?;
+    settled(&stage.peer, &post.batches(), "running", post.ids().len()).await?;
+    Ok(post)
+}
+
+/// A service that goes on keeps nothing alive of what was measured.
+async fn cancel(stage: &Stage) -> Result<(), String> {
+    let batches = std::mem::take(&mut *locked(&stage.made));
+    let progress = Progress::start("cancel what is left", batches.len());
+    let count = batches.len();
+    load::run(&stage.peer, CLIENTS, 0..count, &Arc::new(Stop(batches)), &progress).await?;
+    Ok(())
+}
+
+struct Stop(Vec<Uuid>);
+
+impl Requests for Stop {
+    fn write(&self, i: usize, peer: &Peer, buffer: &mut Vec<u8>) {
+        peer.request(buffer, "DELETE", &format!("/batch/{}", self.0[i]), b"");
+    }
+
+    fn expected(&self) -> u16 {
+        200
+    }
+}
+
+/// Waits until the tasks of these batches are all in a status, as the service itself counts them.
+async fn settled(peer: &Peer, batches: &[Uuid], status: &str, count: usize) -> Result<(), String> {
+    let started = Instant::now();
+    loop {
+        let mut found = 0;
+        for batch in batches {
+            found += batch_number(peer, *batch, &format!("/status_counts/{status}")).await?;
+        }
+        if found == count as u64 {
+            return Ok(());
+        }
+        if started.elapsed() > PATIENCE {
+            return Err(format!("{found} of {count} tasks are {status} after {} s", PATIENCE.as_secs()));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A number in `GET /batch/{id}`.
+async fn batch_number(peer: &Peer, batch: Uuid, pointer: &str) -> Result<u64, String> {
+    let path = format!("/batch/{batch}");
+    let (status, body) = load::once(peer, "GET", &path, b"").await?;
+    let value: Value = serde_json::from_slice(&body).unwrap_or_default();
+    value.pointer(pointer).and_then(Value::as_u64).ok_or_else(|| format!("GET {path}: {status}, no {pointer}"))
+}
+
+/// Processor time between two moments, for 1,000 of `count`.
+#[allow(clippy::cast_precision_loss, reason = "it is rounded anyway")]
+fn cost(before: Usage, after: Usage, count: usize) -> Cost {
+    let each = |before: Option<f64>, after: Option<f64>| Some((after? - before?) * 1000.0 / count as f64);
+    Cost {
+        service: each(before.service, after.service),
+        postgres: each(before.postgres, after.postgres),
+        generator: each(before.generator, after.generator),
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "it is rounded anyway")]
+fn rate(count: usize, elapsed: Duration) -> f64 {
+    count as f64 / elapsed.as_secs_f64()
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}

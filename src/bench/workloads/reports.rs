@@ -1,0 +1,78 @@
+//! Reports about tasks that are Running already.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::{Bench, CLIENTS, batch_number, cost, rate, running_tasks, settled};
+use crate::bench::ground::Stage;
+use crate::bench::load::{self, Requests};
+use crate::bench::progress::Progress;
+use crate::bench::raw::limits::Limit;
+use crate::bench::report::{Figure, Outcome, Unit};
+use crate::bench::wire::Peer;
+
+/// A request about each of some tasks, in turn.
+struct Report {
+    ids: Vec<Uuid>,
+    method: &'static str,
+    body: &'static [u8],
+    expected: u16,
+}
+
+impl Requests for Report {
+    fn write(&self, i: usize, peer: &Peer, buffer: &mut Vec<u8>) {
+        let id = self.ids[i % self.ids.len()];
+        peer.request(buffer, self.method, &format!("/task/{id}"), self.body);
+    }
+
+    fn expected(&self) -> u16 {
+        self.expected
+    }
+}
+
+/// Each task succeeds once.
+pub async fn patch(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+    let count = bench.size(20_000, 4000);
+    let raw = bench.limit_rate(stage, Limit::Update, CLIENTS, count, Unit::RequestsPerSecond).await?;
+    let warm_up = count.div_ceil(10);
+    let post = running_tasks(stage, count + warm_up).await?;
+    let ids = post.ids();
+    let count = ids.len() - warm_up;
+    let report = Arc::new(Report { ids, method: "PATCH", body: br#"{"status":"Success"}"#, expected: 200 });
+    load::run(&stage.peer, CLIENTS, 0..warm_up, &report, &Progress::hidden()).await?;
+    let progress = Progress::start(&format!("PATCH {count} tasks"), count);
+    let before = stage.usage();
+    let measured = load::run(&stage.peer, CLIENTS, warm_up..warm_up + count, &report, &progress).await?;
+    let cost = cost(before, stage.usage(), count);
+    settled(&stage.peer, &post.batches(), "success", warm_up + count).await?;
+    let figures = vec![Figure::new("", rate(count, measured.elapsed), Unit::RequestsPerSecond).reach(7500.0)];
+    let mut outcome = Outcome { count, figures, latencies: measured.latencies, cost, raw, ..Outcome::default() };
+    if let Some(ratio) = outcome.ratio() {
+        outcome.figures.push(Figure::new("raw updates", ratio, Unit::Times).reach(1.5));
+    }
+    Ok(outcome)
+}
+
+/// Every request counts one; what the service has counted at the end is compared.
+pub async fn put(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+    let count = bench.size(100_000, 10_000);
+    let raw = bench.limit_rate(stage, Limit::Count, CLIENTS, count.min(20_000), Unit::RequestsPerSecond).await?;
+    let post = running_tasks(stage, bench.size(3000, 1000)).await?;
+    let report = Report { ids: post.ids(), method: "PUT", body: br#"{"new_success":1}"#, expected: 202 };
+    let (report, warm_up) = (Arc::new(report), count.div_ceil(10));
+    load::run(&stage.peer, CLIENTS, 0..warm_up, &report, &Progress::hidden()).await?;
+    let progress = Progress::start(&format!("{count} times PUT"), count);
+    let before = stage.usage();
+    let measured = load::run(&stage.peer, CLIENTS, warm_up..warm_up + count, &report, &progress).await?;
+    let cost = cost(before, stage.usage(), count);
+    let mut counted = 0;
+    for batch in post.batches() {
+        counted += batch_number(&stage.peer, batch, "/total_success").await?;
+    }
+    if counted != (warm_up + count) as u64 {
+        return Err(format!("{} PUTs were answered, {counted} were counted", warm_up + count));
+    }
+    let figures = vec![Figure::new("", rate(count, measured.elapsed), Unit::RequestsPerSecond).reach(30_000.0)];
+    Ok(Outcome { count, figures, latencies: measured.latencies, cost, raw, ..Outcome::default() })
+}
