@@ -4,6 +4,7 @@ mod batches;
 mod deliveries;
 mod retries;
 mod tasks;
+pub mod together;
 
 use chrono::TimeDelta;
 use uuid::Uuid;

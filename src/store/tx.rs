@@ -253,7 +253,7 @@ impl Tx {
 
     /// Gives back every lock and begins anew. Nothing may have been written.
     pub(super) async fn anew(&mut self) -> Result<()> {
-        self.simple("rollback; begin").await
+        self.simple(concat!("rollback; ", begin!(""))).await
     }
 
     pub async fn rollback(mut self) -> Result<()> {
