@@ -22,7 +22,7 @@ use crate::store::query::BatchFilter;
     params(
         ("scope" = Option<String>, Query, description = "Exactly this scope"),
         ("metadata" = Option<String>, Query, description = "A JSON object that the metadata contains"),
-        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4294967295i64),
+        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4_294_967_295_i64),
         ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
         ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),

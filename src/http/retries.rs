@@ -75,7 +75,7 @@ pub async fn batch(
     get, path = "/task/{id}/attempts", operation_id = "listAttempts", tag = "tasks",
     params(
         ("id" = Uuid, Path, description = "The task"),
-        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4294967295i64),
+        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4_294_967_295_i64),
         ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
         ("cursor" = Option<i32>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),
@@ -102,7 +102,7 @@ pub async fn attempts(State(api): State<Api>, Id(id): Id, mut query: Query) -> R
     get, path = "/task/{id}/events", operation_id = "listEvents", tag = "tasks",
     params(
         ("id" = Uuid, Path, description = "The task"),
-        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4294967295i64),
+        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4_294_967_295_i64),
         ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
         ("cursor" = Option<i64>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),

@@ -54,7 +54,7 @@ pub async fn create(
 ) -> Result<Response, Problem> {
     let key = key(&headers, &body, api.idempotency_ttl)?;
     let batch = read_batch(body, &api.limits).map_err(Problem::invalid)?;
-    let created = api.unbroken(async move { service.create(&batch, key.as_ref()).await }).await?;
+    let created = api.unbroken(async move { service.create(batch, key.as_ref()).await }).await?;
     let id = [("X-Batch-ID", created.batch_id.to_string())];
     if created.tasks.is_empty() {
         return Ok((StatusCode::NO_CONTENT, id).into_response());
@@ -76,7 +76,7 @@ pub async fn create(
         ("timeout" = Option<i32>, Query, description = "Exactly this timeout in seconds"),
         ("created_after" = Option<DateTime<Utc>>, Query, description = "RFC 3339"),
         ("created_before" = Option<DateTime<Utc>>, Query, description = "RFC 3339"),
-        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4294967295i64),
+        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4_294_967_295_i64),
         ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
         ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),
@@ -168,7 +168,7 @@ pub async fn patch(
         return Err(Problem::invalid(vec![format!("run: is {in_query} in the query but {in_body} in the body")]));
     }
     patch.run = patch.run.or(run);
-    Ok(Json(api.unbroken(async move { service.patch(id, &patch).await }).await?))
+    Ok(Json(api.unbroken(async move { service.patch(id, patch).await }).await?))
 }
 
 /// Give a sign of life

@@ -2,15 +2,21 @@
 
 mod batches;
 mod deliveries;
+mod reports;
 mod retries;
 mod tasks;
-pub mod together;
+mod together;
+
+use std::sync::Arc;
 
 use chrono::TimeDelta;
 use uuid::Uuid;
 
 use crate::domain::status::Status;
+use crate::store::progress::Sign;
 use crate::store::{self, Actor, Store, Tx};
+
+use together::Together;
 
 pub use tasks::Created;
 
@@ -21,6 +27,21 @@ pub struct Service {
     metadata_bytes: usize,
     stuck_after: TimeDelta,
     actor: Actor,
+    lanes: Arc<Lanes>,
+}
+
+/// Where requests wait to be done together. Two lanes keep two cores busy; more of them add little but latency.
+#[derive(Debug)]
+struct Lanes {
+    changes: Together<reports::Change, store::Result<reports::Done>>,
+    signs: Together<Sign, store::Result<bool>>,
+    creations: Together<tasks::Creation, store::Result<store::create::Created>>,
+}
+
+impl Default for Lanes {
+    fn default() -> Lanes {
+        Lanes { changes: Together::new(2, 200), signs: Together::new(2, 500), creations: Together::new(2, 200) }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +62,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Service {
     pub fn new(store: Store, metadata_bytes: usize, stuck_after_secs: u64) -> Service {
-        Service { store, metadata_bytes, stuck_after: retries::stuck_after(stuck_after_secs), actor: Actor::Api }
+        let stuck_after = retries::stuck_after(stuck_after_secs);
+        Service { store, metadata_bytes, stuck_after, actor: Actor::Api, lanes: Arc::default() }
     }
 
     /// The same on behalf of somebody, whom the audit trail then names.

@@ -1,19 +1,23 @@
 //! The verbs of `/task`.
 
+use std::sync::Arc;
+
 use uuid::Uuid;
 
+use super::reports::Done;
+use super::together::{Job, one_fails_alone};
 use super::{Error, Result, Service, no_task};
-use crate::domain::lifecycle::{self, Event, Report, decide};
+use crate::domain::lifecycle::{Event, decide};
 use crate::domain::new_task::NewBatch;
-use crate::domain::patch::{Patch, Progress};
 use crate::domain::task::Task;
 use crate::domain::view::{BasicTask, Timestamp, WholeTask};
+use crate::store::create::{self, Circumstances, New};
 use crate::store::idempotency::{self, Key, Seen};
-use crate::store::progress::{self, Sign};
 use crate::store::query::{Page, TaskFilter};
-use crate::store::{
-    self, Tx, attempts, create, dead_ends, fairness, lock, policies, query, retrying, slots, transitions,
-};
+use crate::store::{self, Actor, Tx, dead_ends, fairness, lock, policies, query, retrying, slots, transitions};
+
+/// New tasks of several requests that are stored by one transaction at most.
+const TASKS_TOGETHER: usize = 1000;
 
 /// A new batch; without tasks nothing was stored.
 #[derive(Debug)]
@@ -22,18 +26,33 @@ pub struct Created {
     pub tasks: Vec<BasicTask>,
 }
 
-/// How a change of one task went inside its transaction.
-enum Done {
-    /// As it now is.
-    Task(Box<WholeTask>),
-    Refused(Box<Task>),
-    TooLarge(usize),
-    Missing,
+/// A batch to be created, and on whose behalf.
+#[derive(Debug)]
+pub struct Creation {
+    batch: Arc<NewBatch>,
+    around: Circumstances,
+    actor: Actor,
+}
+
+impl Creation {
+    fn with_id(&self, id: Uuid) -> New<'_> {
+        New { id, batch: &self.batch, around: &self.around }
+    }
+}
+
+impl Job for Creation {
+    /// The audit trail names one actor per transaction. A large batch gains nothing by company.
+    fn joins(&self, others: &[Creation]) -> bool {
+        let tasks = |creation: &Creation| creation.batch.tasks.len();
+        others.is_empty()
+            || others.iter().all(|other| other.actor == self.actor)
+                && others.iter().map(tasks).sum::<usize>() + tasks(self) <= TASKS_TOGETHER
+    }
 }
 
 impl Service {
     /// With a `key`, the same request again gets the same answer and creates nothing.
-    pub async fn create(&self, batch: &NewBatch, key: Option<&Key>) -> Result<Created> {
+    pub async fn create(&self, batch: NewBatch, key: Option<&Key>) -> Result<Created> {
         if batch.tasks.is_empty() && key.is_none() {
             return Ok(Created { batch_id: Uuid::now_v7(), tasks: Vec::new() });
         }
@@ -41,9 +60,19 @@ impl Service {
         slots::register(&self.store, batch.tasks.iter().flat_map(|task| &task.rules)).await?;
         let keys: Vec<(i16, &str)> = batch.tasks.iter().map(|task| (task.priority, batch.fair_key_of(task))).collect();
         let turns = fairness::turns(&self.store, &keys).await?;
-        let around = create::Circumstances { defaults, turns };
-        let created = retrying(|| self.create_once(batch, key, &around)).await?;
-        let Some(created) = created else { return Err(Error::KeyReused) };
+        let batch = Arc::new(batch);
+        let wanted = Creation {
+            batch: Arc::clone(&batch),
+            around: Circumstances { defaults, turns },
+            actor: self.actor.clone(),
+        };
+        let compares = batch.tasks.iter().any(|task| !task.dedupe_strategy.is_empty());
+        let created = if key.is_some() || compares {
+            retrying(|| self.create_alone(&wanted, key)).await?.ok_or(Error::KeyReused)?
+        } else {
+            let created = self.lanes.creations.submit(wanted, |jobs| self.create_together(jobs)).await;
+            created.ok_or_else(|| Error::Store(store::Error::broken_off()))??
+        };
         let view = |made: &create::CreatedTask| {
             let task = &batch.tasks[made.position];
             BasicTask {
@@ -69,17 +98,27 @@ impl Service {
         Ok(Created { batch_id: created.batch_id, tasks })
     }
 
-    /// `None`: the key was used with another body.
-    async fn create_once(
-        &self,
-        batch: &NewBatch,
-        key: Option<&Key>,
-        around: &create::Circumstances,
-    ) -> store::Result<Option<create::Created>> {
+    async fn create_together(&self, jobs: Vec<Creation>) -> Vec<store::Result<create::Created>> {
+        one_fails_alone(&jobs, |jobs| retrying(move || self.create_once(jobs))).await
+    }
+
+    async fn create_once(&self, jobs: &[Creation]) -> store::Result<Vec<create::Created>> {
+        let Some(first) = jobs.first() else { return Ok(Vec::new()) };
+        let mut tx = self.store.begin(first.actor.clone()).await?;
+        let new: Vec<New> = jobs.iter().map(|job| job.with_id(Uuid::now_v7())).collect();
+        let created = create::batches(&mut tx, &new).await?;
+        tx.commit().await?;
+        Ok(created)
+    }
+
+    /// What waits for others: for a request with the same key, or that looks for the same tasks. `None`: the key was
+    /// used with another body.
+    async fn create_alone(&self, wanted: &Creation, key: Option<&Key>) -> store::Result<Option<create::Created>> {
         let mut tx = self.begin().await?;
         let batch_id = Uuid::now_v7();
+        let tasks = &wanted.batch.tasks;
         if let Some(key) = key {
-            match idempotency::take(&mut tx, key, batch_id, &batch.tasks).await? {
+            match idempotency::take(&mut tx, key, batch_id, tasks).await? {
                 Seen::Never => {}
                 Seen::Before(created) => {
                     tx.rollback().await?;
@@ -91,12 +130,12 @@ impl Service {
                 }
             }
         }
-        let created = create::batch(&mut tx, batch_id, batch, around).await?;
-        if let Some(key) = key {
-            idempotency::record(&mut tx, key, &batch.tasks, &created).await?;
+        let created = create::batches(&mut tx, &[wanted.with_id(batch_id)]).await?.pop();
+        if let (Some(key), Some(created)) = (key, &created) {
+            idempotency::record(&mut tx, key, tasks, created).await?;
         }
         tx.commit().await?;
-        Ok(Some(created))
+        Ok(created)
     }
 
     /// With a `run`: only while the task is at that one.
@@ -108,36 +147,6 @@ impl Service {
 
     pub async fn tasks(&self, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
         Ok(query::tasks(&self.store, filter, page, limit).await?)
-    }
-
-    /// What a worker reports, or somebody changes.
-    pub async fn patch(&self, id: Uuid, patch: &Patch) -> Result<WholeTask> {
-        let done = retrying(|| self.patch_once(id, patch)).await?;
-        self.answer(id, done, patch.run)
-    }
-
-    /// A sign of life, durable when this returns.
-    pub async fn progress(&self, id: Uuid, run: Option<i32>, counters: Progress) -> Result<()> {
-        let sign = Sign {
-            id,
-            run,
-            success: counters.success,
-            failures: counters.failures,
-            expected_count: None,
-            priority: None,
-        };
-        let written = retrying(|| async {
-            let mut tx = self.begin().await?;
-            let written = progress::record(&mut tx, std::slice::from_ref(&sign)).await?;
-            tx.commit().await?;
-            Ok(written)
-        })
-        .await?;
-        if !written.is_empty() {
-            return Ok(());
-        }
-        let (status, current) = query::standing(&self.store, id).await?.ok_or_else(|| no_task(id))?;
-        Err(conflict(status, current, run))
     }
 
     pub async fn cancel(&self, id: Uuid) -> Result<WholeTask> {
@@ -169,67 +178,6 @@ impl Service {
         .await?;
         self.answer(id, done, None)
     }
-
-    async fn patch_once(&self, id: Uuid, patch: &Patch) -> store::Result<Done> {
-        let mut tx = self.begin().await?;
-        let report = patch.result.clone().map(|result| Report { run: patch.run, result });
-        let decide = |task: &Task, moment| {
-            report.as_ref().map_or(Ok(None), |report| decide(task, &Event::Reported(report.clone()), moment))
-        };
-        let locked = lock::by_ids(&mut tx, &[id]).await?;
-        let locked = dead_ends::widen(&mut tx, locked, decide).await?;
-        let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
-        let refused = || Done::Refused(Box::new(task.clone()));
-        let mut transition = None;
-        if let Some(report) = &report {
-            match decide(task, locked.moment) {
-                Ok(Some(decided)) => transition = Some(decided),
-                Ok(None) => return finish(tx, id).await,
-                Err(_) => {
-                    let about = report.run.unwrap_or(task.run - 1);
-                    let recorded = attempts::recorded(&mut tx, id, about).await?;
-                    if !lifecycle::repeats(task, report, recorded) {
-                        return refuse(tx, refused()).await;
-                    }
-                    return finish(tx, id).await;
-                }
-            }
-        } else if task.status.is_terminal() || patch.run.is_some_and(|run| run != task.run) {
-            return refuse(tx, refused()).await;
-        }
-        let sign = Sign {
-            id,
-            run: None,
-            success: patch.progress.success,
-            failures: patch.progress.failures,
-            expected_count: patch.expected_count,
-            priority: patch.priority,
-        };
-        progress::record(&mut tx, &[sign]).await?;
-        if let Some(metadata) = &patch.metadata {
-            let size = progress::merge_metadata(&mut tx, id, metadata).await?;
-            if size > self.metadata_bytes {
-                return refuse(tx, Done::TooLarge(size)).await;
-            }
-        }
-        if let Some(transition) = transition {
-            transitions::apply(&mut tx, &[transition], locked.moment).await?;
-        }
-        finish(tx, id).await
-    }
-
-    fn answer(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<WholeTask> {
-        match done {
-            Done::Task(task) => Ok(*task),
-            Done::Refused(task) => Err(conflict(task.status, task.run, run)),
-            Done::Missing => Err(no_task(id)),
-            Done::TooLarge(size) => {
-                let most = self.metadata_bytes;
-                let problem = format!("metadata: must have at most {most} bytes when merged, not {size}");
-                Err(Error::Invalid(vec![problem]))
-            }
-        }
-    }
 }
 
 async fn finish(mut tx: Tx, id: Uuid) -> store::Result<Done> {
@@ -243,7 +191,7 @@ async fn refuse(tx: Tx, why: Done) -> store::Result<Done> {
     Ok(why)
 }
 
-fn conflict(status: crate::domain::status::Status, current: i32, run: Option<i32>) -> Error {
+pub(super) fn conflict(status: crate::domain::status::Status, current: i32, run: Option<i32>) -> Error {
     let detail = match run {
         Some(run) if run != current => {
             format!("run {run} is not the current one: the task is {status:?} and at run {current}")

@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Semaphore, oneshot};
 
+use crate::store;
+
 /// What can be done together.
 pub trait Job: Send {
     /// Whether it may go into one transaction with these, which were there before it.
@@ -33,7 +35,10 @@ impl<J: Job, A> Together<J, A> {
 
     /// Has `job` done by `work`, alone or with others; `work` answers them in their order. `None` if whoever was to do it
     /// broke down.
-    pub async fn submit(&self, job: J, work: impl AsyncFn(Vec<J>) -> Vec<A>) -> Option<A> {
+    pub async fn submit<Fut>(&self, job: J, work: impl Fn(Vec<J>) -> Fut) -> Option<A>
+    where
+        Fut: Future<Output = Vec<A>>,
+    {
         let (tell, mut told) = oneshot::channel();
         self.waiting().push_back((job, tell));
         loop {
@@ -77,6 +82,30 @@ impl<J: Job, A> Together<J, A> {
     }
 }
 
+/// Does all of them together. If that fails for another reason than that there is no database, each is done for itself:
+/// one that cannot be done must not keep the others.
+pub async fn one_fails_alone<'a, J, A, Fut>(jobs: &'a [J], work: impl Fn(&'a [J]) -> Fut) -> Vec<store::Result<A>>
+where
+    Fut: Future<Output = store::Result<Vec<A>>>,
+{
+    let error = match work(jobs).await {
+        Ok(answers) => return answers.into_iter().map(Ok).collect(),
+        Err(error) => error,
+    };
+    if error.is_unavailable() || jobs.len() == 1 {
+        let mut answers: Vec<_> = jobs.iter().skip(1).map(|_| Err(error.copy())).collect();
+        answers.push(Err(error));
+        return answers;
+    }
+    tracing::warn!(%error, jobs = jobs.len(), "changes could not be made together");
+    let mut answers = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let answer = work(std::slice::from_ref(job)).await;
+        answers.push(answer.and_then(|mut one| one.pop().ok_or_else(store::Error::broken_off)));
+    }
+    answers
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -106,10 +135,10 @@ mod tests {
         let together = Together::new(1, 10);
         let batches = AtomicUsize::new(0);
         let all = (0..100).map(|n| {
-            together.submit(Number(n), async |jobs: Vec<Number>| {
+            together.submit(Number(n), |jobs: Vec<Number>| {
                 assert!(jobs.len() <= 10 && jobs.iter().all(|job| job.0 % 2 == jobs[0].0 % 2), "{jobs:?}");
                 batches.fetch_add(1, Ordering::Relaxed);
-                double(jobs).await
+                double(jobs)
             })
         });
         let answers: Vec<Option<u32>> = join_all(all).await;
@@ -122,9 +151,9 @@ mod tests {
     async fn one_alone_waits_for_nobody() {
         let together = Together::new(2, 10);
         for n in 0..3 {
-            let answer = together.submit(Number(n), async |jobs: Vec<Number>| {
+            let answer = together.submit(Number(n), |jobs: Vec<Number>| {
                 assert_eq!(jobs.len(), 1);
-                double(jobs).await
+                double(jobs)
             });
             assert_eq!(answer.await, Some(n * 2));
         }
@@ -143,9 +172,9 @@ mod tests {
         let all = (0..20).map(|n| {
             let together = Arc::clone(&together);
             tokio::spawn(async move {
-                let work = async |jobs: Vec<Number>| {
+                let work = |jobs: Vec<Number>| {
                     assert!(jobs[0].0 != 7, "it was to be so");
-                    double(jobs).await
+                    double(jobs)
                 };
                 together.submit(Number(n), work).await
             })

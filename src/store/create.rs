@@ -1,4 +1,4 @@
-//! Stores a batch: a constant number of statements, whatever its size.
+//! Stores batches: a constant number of statements, whatever their number and size.
 
 use std::collections::BTreeSet;
 
@@ -19,12 +19,14 @@ use crate::domain::view::RetrySource;
 use crate::wake::Hints;
 
 /// A stored batch: what there is of its tasks, in their order, and when it came into being.
+#[derive(Debug)]
 pub struct Created {
     pub batch_id: Uuid,
     pub tasks: Vec<CreatedTask>,
     pub created_at: DateTime<Utc>,
 }
 
+#[derive(Debug)]
 pub struct CreatedTask {
     /// In the request.
     pub position: usize,
@@ -41,41 +43,63 @@ pub struct Circumstances {
     pub turns: Vec<i64>,
 }
 
-pub async fn batch(tx: &mut Tx, batch_id: Uuid, batch: &NewBatch, around: &Circumstances) -> Result<Created> {
-    let twins = if batch.tasks.iter().any(|task| !task.dedupe_strategy.is_empty()) {
-        dedupe::twins(tx, &batch.tasks).await?
-    } else {
-        Vec::new()
-    };
-    let planned = plan(&batch.tasks, &twins);
-    if planned.is_empty() {
-        let created_at = sqlx::query_scalar!(r#"select coalesce($1, now()) as "now!""#, tx.store.clock().param())
-            .fetch_one(tx.conn())
-            .await?;
-        return Ok(Created { batch_id, tasks: Vec::new(), created_at });
+/// A batch that is to be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct New<'a> {
+    pub id: Uuid,
+    pub batch: &'a NewBatch,
+    pub around: &'a Circumstances,
+}
+
+/// What is stored of it.
+struct Plan<'a> {
+    new: New<'a>,
+    tasks: Vec<Planned<'a>>,
+    ids: Vec<Uuid>,
+    /// Parents in other batches.
+    there: Vec<Uuid>,
+}
+
+/// Stores batches in one go. Those that compare tasks with what is there have to come alone.
+pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<Created>> {
+    let mut plans = Vec::with_capacity(new.len());
+    for new in new {
+        let tasks = &new.batch.tasks;
+        let twins = if tasks.iter().any(|task| !task.dedupe_strategy.is_empty()) {
+            dedupe::twins(tx, tasks).await?
+        } else {
+            Vec::new()
+        };
+        let tasks = plan(tasks, &twins);
+        let there = parents_elsewhere(&tasks);
+        let ids = new_ids(tasks.len(), there.last());
+        plans.push(Plan { new: *new, tasks, ids, there });
     }
-    let created_at = insert_batch(tx, batch_id, batch, &planned).await?;
-    let there = parents_elsewhere(&planned);
-    let ids = new_ids(planned.len(), there.last());
-    insert_tasks(tx, batch_id, &ids, batch, &planned, around, created_at).await?;
-    insert_links(tx, &ids, &planned).await?;
-    for (id, task) in ids.iter().zip(&planned) {
-        let made = Move { id: *id, batch_id, from: None, to: task.stored_as(), cause: "create", run: 0, attempt: 0 };
-        tx.moved(made, created_at);
-    }
-    if batch.tasks.iter().any(|t| t.run_at.is_some()) {
-        tx.hint(Hints::RETRY);
-    }
-    tx.count("reprise_tasks_created_total", vec![], ids.len() as u64);
-    if !there.is_empty() {
-        dedupe::adopt(tx, &there).await?;
-        let lost: Vec<Uuid> = ids.iter().zip(&planned).filter(|(_, task)| task.is_lost()).map(|(id, _)| *id).collect();
-        if !lost.is_empty() {
-            fall(tx, &lost).await?;
+    let created_at = insert_batches(tx, &plans).await?;
+    insert_tasks(tx, &plans, created_at).await?;
+    insert_links(tx, &plans).await?;
+    let mut created = Vec::with_capacity(plans.len());
+    for Plan { new, tasks, ids, there } in &plans {
+        for (id, task) in ids.iter().zip(tasks) {
+            let (batch_id, to) = (new.id, task.stored_as());
+            tx.moved(Move { id: *id, batch_id, from: None, to, cause: "create", run: 0, attempt: 0 }, created_at);
         }
+        if tasks.iter().any(|p| p.task.run_at.is_some()) {
+            tx.hint(Hints::RETRY);
+        }
+        if !there.is_empty() {
+            dedupe::adopt(tx, there).await?;
+            let lost: Vec<Uuid> = ids.iter().zip(tasks).filter(|(_, task)| task.is_lost()).map(|(id, _)| *id).collect();
+            if !lost.is_empty() {
+                fall(tx, &lost).await?;
+            }
+        }
+        let made =
+            |(id, task): (&Uuid, &Planned)| CreatedTask { position: task.position, id: *id, status: task.status };
+        created.push(Created { batch_id: new.id, tasks: ids.iter().zip(tasks).map(made).collect(), created_at });
     }
-    let created = |(id, task): (&Uuid, &Planned)| CreatedTask { position: task.position, id: *id, status: task.status };
-    Ok(Created { batch_id, tasks: ids.iter().zip(&planned).map(created).collect(), created_at })
+    tx.count("reprise_tasks_created_total", vec![], plans.iter().map(|plan| plan.ids.len() as u64).sum());
+    Ok(created)
 }
 
 /// Tasks of other batches that new ones depend on, in the order of their ids.
@@ -109,107 +133,120 @@ async fn fall(tx: &mut Tx, lost: &[Uuid]) -> Result<()> {
     transitions::apply(tx, &transitions, locked.moment).await
 }
 
-async fn insert_batch(tx: &mut Tx, id: Uuid, batch: &NewBatch, planned: &[Planned<'_>]) -> Result<DateTime<Utc>> {
-    let mut kinds: Vec<&str> = planned.iter().map(|p| p.task.kind.as_str()).collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    let waiting = planned.iter().filter(|p| p.stored_as() == Status::Waiting).count();
-    let on_complete = match batch.on_batch_complete.as_slice() {
-        [] => None,
-        actions => Some(serde_json::to_string(actions).map_err(Error::corrupt)?),
+/// Batches of which nothing is stored are not stored either.
+async fn insert_batches(tx: &mut Tx, plans: &[Plan<'_>]) -> Result<DateTime<Utc>> {
+    let stored: Vec<&Plan> = plans.iter().filter(|plan| !plan.tasks.is_empty()).collect();
+    macro_rules! column {
+        ($plan:ident => $value:expr) => {
+            &stored.iter().map(|$plan| $value).collect::<Vec<_>>()[..]
+        };
+    }
+    let kinds = |plan: &Plan| {
+        let kinds: BTreeSet<&str> = plan.tasks.iter().map(|p| p.task.kind.as_str()).collect();
+        serde_json::to_string(&kinds).unwrap_or_default()
     };
+    let on_complete = stored
+        .iter()
+        .map(|plan| match plan.new.batch.on_batch_complete.as_slice() {
+            [] => Ok(None),
+            actions => serde_json::to_string(actions).map(Some).map_err(Error::corrupt),
+        })
+        .collect::<Result<Vec<_>>>()?;
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-    let expected: i64 = planned.iter().filter_map(|p| p.task.expected_count).map(i64::from).sum();
+    let waiting = |plan: &Plan| plan.tasks.iter().filter(|p| p.stored_as() == Status::Waiting).count();
+    let expected = |plan: &Plan| plan.tasks.iter().filter_map(|p| p.task.expected_count).map(i64::from).sum::<i64>();
     let now = tx.store.clock().param();
-    let created_at = sqlx::query_scalar!(
-        "with b as (
+    Ok(sqlx::query_scalar!(
+        r#"with u as materialized (
+             select *, array(select json_array_elements_text(kinds_json::json)) as kinds
+             from unnest($1::uuid[], $2::text[], $3::jsonb[], $4::text[], $5::int[], $6::text[], $7::int[], $8::bigint[])
+                 u(id, scope, metadata, kinds_json, total, on_complete, waiting, expected)
+         ), b as (
              insert into batch (id, scope, metadata, kinds, total, on_complete, created_at)
-             values ($1, $2, $3, $4, $5, $6, coalesce($8, now())) returning created_at
+             select id, scope, metadata, kinds, total, on_complete, coalesce($9, now()) from u
          ), c as (
              insert into batch_count (batch_id, waiting, pending, total_expected, updated_at)
-             select $1, $7, $5 - $7, $9, created_at from b
+             select id, waiting, total - waiting, expected, coalesce($9, now()) from u
          )
-         select created_at from b",
-        id,
-        batch.scope,
-        batch.metadata,
-        &kinds as &[&str],
-        count(planned.len()),
-        on_complete,
-        count(waiting),
+         select coalesce($9, now()) as "now!""#,
+        column!(plan => plan.new.id),
+        column!(plan => plan.new.batch.scope.as_deref()) as &[Option<&str>],
+        column!(plan => plan.new.batch.metadata.as_ref()) as &[Option<&Value>],
+        column!(plan => kinds(plan)),
+        column!(plan => count(plan.tasks.len())),
+        &on_complete as &[Option<String>],
+        column!(plan => count(waiting(plan))),
+        column!(plan => expected(plan)),
         now,
-        expected,
     )
     .fetch_one(tx.conn())
-    .await?;
-    Ok(created_at)
+    .await?)
 }
 
-async fn insert_tasks(
-    tx: &mut Tx,
-    batch_id: Uuid,
-    ids: &[Uuid],
-    batch: &NewBatch,
-    planned: &[Planned<'_>],
-    around: &Circumstances,
-    created_at: DateTime<Utc>,
-) -> Result<()> {
-    let defaults = &around.defaults;
+async fn insert_tasks(tx: &mut Tx, plans: &[Plan<'_>], created_at: DateTime<Utc>) -> Result<()> {
+    let mut all: Vec<(&New, Uuid, &Planned)> = Vec::new();
+    for Plan { new, tasks, ids, .. } in plans {
+        all.extend(ids.iter().zip(tasks).map(|(id, task)| (new, *id, task)));
+    }
+    if all.is_empty() {
+        return Ok(());
+    }
     macro_rules! column {
         ($task:ident => $value:expr) => {
-            &planned.iter().map(|p| p.task).map(|$task| $value).collect::<Vec<_>>()[..]
+            &all.iter().map(|(_, _, p)| p.task).map(|$task| $value).collect::<Vec<_>>()[..]
         };
-        (plan $task:ident => $value:expr) => {
-            &planned.iter().map(|$task| $value).collect::<Vec<_>>()[..]
+        ($new:ident, $task:ident => $value:expr) => {
+            &all.iter().map(|($new, _, $task)| $value).collect::<Vec<_>>()[..]
         };
     }
     let json = |value: Result<String, serde_json::Error>| value.map_err(Error::corrupt);
-    let actions = planned
+    let actions = all
         .iter()
-        .map(|p| p.task)
-        .map(|t| (!t.actions.is_empty()).then(|| json(serde_json::to_string(&t.actions))).transpose())
+        .map(|(_, _, p)| &p.task.actions)
+        .map(|actions| (!actions.is_empty()).then(|| json(serde_json::to_string(actions))).transpose())
         .collect::<Result<Vec<_>>>()?;
-    let retry = planned
+    let policies: Vec<Option<(&Policy, RetrySource)>> =
+        all.iter().map(|(new, _, p)| policy(p.task, &new.around.defaults)).collect();
+    let retry = policies
         .iter()
-        .map(|p| p.task)
-        .map(|t| policy(t, defaults).map(|(p, _)| json(serde_json::to_string(p))).transpose())
+        .map(|policy| policy.map(|(policy, _)| json(serde_json::to_string(policy))).transpose())
         .collect::<Result<Vec<_>>>()?;
-    let rules = planned
+    let rules = all
         .iter()
-        .map(|p| p.task)
-        .map(|t| (!t.rules.is_empty()).then(|| json(serde_json::to_string(&t.rules))).transpose())
+        .map(|(_, _, p)| &p.task.rules)
+        .map(|rules| (!rules.is_empty()).then(|| json(serde_json::to_string(rules))).transpose())
         .collect::<Result<Vec<_>>>()?;
     let wait_count = |p: &Planned| i32::try_from(p.wait_count()).unwrap_or(i32::MAX);
-    let flags = |p: &Planned| {
-        let mut flags = p.task.flags(batch.dead_end_cancel);
+    let flags = |new: &New, p: &Planned| {
+        let mut flags = p.task.flags(new.batch.dead_end_cancel);
         flags.set(Flags::HAS_CHILDREN, p.has_children);
         flags.0
     };
     sqlx::query!(
         "with u as materialized (
-             select * from unnest($3::uuid[], $4::text[]::task_status[], $5::smallint[], $6::smallint[], $7::int[],
-                                  $8::int[], $9::int[], $10::timestamptz[], $11::text[], $12::text[], $13::jsonb[],
-                                  $14::text[], $15::text[], $16::boolean[], $17::text[], $18::bigint[], $19::text[],
-                                  $20::text[])
-                 u(id, status, priority, flags, wait_count, timeout_secs, expected_count, run_at, name, kind, metadata,
-                   actions, retry, dead_end_barrier, retry_source, turn, rules, fair_key)
+             select * from unnest($1::uuid[], $3::uuid[], $4::text[]::task_status[], $5::smallint[], $6::smallint[],
+                                  $7::int[], $8::int[], $9::int[], $10::timestamptz[], $11::text[], $12::text[],
+                                  $13::jsonb[], $14::text[], $15::text[], $16::boolean[], $17::text[], $18::bigint[],
+                                  $19::text[], $20::text[])
+                 u(batch_id, id, status, priority, flags, wait_count, timeout_secs, expected_count, run_at, name, kind,
+                   metadata, actions, retry, dead_end_barrier, retry_source, turn, rules, fair_key)
          ), spec as (
              insert into task_spec (id, batch_id, name, kind, metadata, actions, retry, retry_source, run_at,
                                     dead_end_barrier, rules, fair_key, created_at)
-             select id, $1, name, kind, metadata, actions, retry, retry_source, run_at, dead_end_barrier, rules, fair_key,
-                    $2 from u
+             select id, batch_id, name, kind, metadata, actions, retry, retry_source, run_at, dead_end_barrier, rules,
+                    fair_key, $2 from u
          )
          insert into task (id, batch_id, status, priority, flags, wait_count, timeout_secs, expected_count, not_before,
                            turn, created_at, last_updated)
-         select id, $1, status, priority, flags, wait_count, timeout_secs, expected_count,
+         select id, batch_id, status, priority, flags, wait_count, timeout_secs, expected_count,
                 case when run_at > $2 then run_at end, turn, $2, $2 from u",
-        batch_id,
+        column!(new, _p => new.id),
         created_at,
-        ids,
-        column!(plan p => p.stored_as().as_str()) as &[&str],
+        &all.iter().map(|(_, id, _)| *id).collect::<Vec<_>>(),
+        column!(_new, p => p.stored_as().as_str()) as &[&str],
         column!(t => t.priority),
-        column!(plan p => flags(p)),
-        column!(plan p => wait_count(p)),
+        column!(new, p => flags(new, p)),
+        column!(_new, p => wait_count(p)),
         column!(t => t.timeout_secs),
         column!(t => t.expected_count) as &[Option<i32>],
         column!(t => t.run_at) as &[Option<DateTime<Utc>>],
@@ -219,10 +256,11 @@ async fn insert_tasks(
         &actions as &[Option<String>],
         &retry as &[Option<String>],
         column!(t => t.dead_end_barrier),
-        column!(t => policy(t, defaults).map(|(_, source)| source.as_str())) as &[Option<&str>],
-        column!(plan p => around.turns.get(p.position).copied().unwrap_or(0)),
+        &policies.iter().map(|policy| policy.map(|(_, source)| source.as_str())).collect::<Vec<_>>()
+            as &[Option<&str>],
+        column!(new, p => new.around.turns.get(p.position).copied().unwrap_or(0)),
         &rules as &[Option<String>],
-        column!(t => Some(batch.fair_key_of(t)).filter(|key| !key.is_empty())) as &[Option<&str>],
+        column!(new, p => Some(new.batch.fair_key_of(p.task)).filter(|key| !key.is_empty())) as &[Option<&str>],
     )
     .execute(tx.conn())
     .await?;
@@ -237,16 +275,18 @@ fn policy<'a>(task: &'a NewTask, defaults: &'a ByKind) -> Option<(&'a Policy, Re
     }
 }
 
-async fn insert_links(tx: &mut Tx, ids: &[Uuid], planned: &[Planned<'_>]) -> Result<()> {
+async fn insert_links(tx: &mut Tx, plans: &[Plan<'_>]) -> Result<()> {
     let (mut parents, mut children, mut required) = (Vec::new(), Vec::new(), Vec::new());
-    for (child, task) in ids.iter().zip(planned) {
-        for (parent, requires_success) in &task.parents {
-            parents.push(match parent {
-                Parent::New(at) => ids[*at],
-                Parent::There(twin) => twin.id,
-            });
-            children.push(*child);
-            required.push(*requires_success);
+    for Plan { tasks, ids, .. } in plans {
+        for (child, task) in ids.iter().zip(tasks) {
+            for (parent, requires_success) in &task.parents {
+                parents.push(match parent {
+                    Parent::New(at) => ids[*at],
+                    Parent::There(twin) => twin.id,
+                });
+                children.push(*child);
+                required.push(*requires_success);
+            }
         }
     }
     if parents.is_empty() {

@@ -29,6 +29,24 @@ impl Error {
         matches!(self, Error::Unavailable(_))
     }
 
+    /// For others who waited for the same statement.
+    #[must_use]
+    pub fn copy(&self) -> Error {
+        let same = || sqlx::Error::Protocol(self.to_string());
+        match self {
+            Error::Unavailable(_) => Error::Unavailable(same()),
+            Error::Transient(_) => Error::Transient(same()),
+            Error::Guard { expected, changed } => Error::Guard { expected: *expected, changed: *changed },
+            Error::Corrupt(what) => Error::Corrupt(what.clone()),
+            Error::Statement(_) => Error::Statement(same()),
+        }
+    }
+
+    /// Whoever was at it is gone.
+    pub fn broken_off() -> Error {
+        Error::Unavailable(sqlx::Error::WorkerCrashed)
+    }
+
     pub fn corrupt(what: impl std::fmt::Display) -> Error {
         Error::Corrupt(what.to_string())
     }

@@ -1,5 +1,7 @@
 //! What is read without changing anything: tasks, batches, graphs, notifications.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use sqlx::{FromRow, Postgres, QueryBuilder};
@@ -123,16 +125,22 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
 }
 
 pub async fn task(store: &Store, id: Uuid) -> Result<Option<WholeTask>> {
-    whole_task(&mut *store.pool.acquire().await?, id).await
+    Ok(whole_tasks(&mut *store.pool.acquire().await?, &[id]).await?.remove(&id))
 }
 
 /// As it stands inside a transaction that has just changed it.
 pub async fn task_in(tx: &mut Tx, id: Uuid) -> Result<Option<WholeTask>> {
-    whole_task(tx.conn(), id).await
+    Ok(whole_tasks(tx.conn(), &[id]).await?.remove(&id))
 }
 
-async fn whole_task(conn: &mut sqlx::PgConnection, id: Uuid) -> Result<Option<WholeTask>> {
-    let row = sqlx::query!(
+/// The same for many.
+pub async fn tasks_in(tx: &mut Tx, ids: &[Uuid]) -> Result<HashMap<Uuid, WholeTask>> {
+    whole_tasks(tx.conn(), ids).await
+}
+
+async fn whole_tasks(conn: &mut sqlx::PgConnection, ids: &[Uuid]) -> Result<HashMap<Uuid, WholeTask>> {
+    let rows = sqlx::query_as!(
+        WholeRow,
         r#"select t.id, s.name, s.kind, t.status::text as "status!", t.batch_id, t.priority, t.attempt, t.run,
                   t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
                   s.dead_end_barrier, t.timeout_secs, s.metadata, s.actions, c.action as "cancel?", t.last_updated,
@@ -140,49 +148,87 @@ async fn whole_task(conn: &mut sqlx::PgConnection, id: Uuid) -> Result<Option<Wh
                   s.fair_key
            from task t join task_spec s on s.id = t.id
            left join cancel_action c on c.task_id = t.id and c.run = t.run
-           where t.id = $1"#,
-        id
+           where t.id = any($1)"#,
+        ids
     )
-    .fetch_optional(conn)
+    .fetch_all(conn)
     .await?;
-    let Some(row) = row else { return Ok(None) };
-    let mut actions: Actions = match &row.actions {
-        Some(text) => serde_json::from_str(text).map_err(Error::corrupt)?,
-        None => Actions::default(),
-    };
-    actions.cancel = row.cancel.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
-    Ok(Some(WholeTask {
-        basic: BasicTask {
-            id: row.id,
-            name: row.name,
-            kind: row.kind,
-            status: read_status(&row.status)?,
-            batch_id: row.batch_id,
-            priority: row.priority,
-            attempt: row.attempt,
-            run: row.run,
-            next_retry_at: row.next_retry_at.map(Timestamp),
-            success: row.success,
-            failures: row.failures,
-            expected_count: row.expected_count,
-            created_at: Timestamp(row.created_at),
-            started_at: row.started_at.map(Timestamp),
-            ended_at: row.ended_at.map(Timestamp),
-            dead_end_barrier: row.dead_end_barrier,
-        },
-        timeout: row.timeout_secs,
-        metadata: row.metadata.unwrap_or_else(|| json!({})),
-        actions,
-        last_updated: Timestamp(row.last_updated),
-        failure_reason: row.failure_reason,
-        failure_type: row.failure_type.as_deref().and_then(FailureType::parse),
-        retry: row.retry.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?,
-        retry_source: row.retry_source.as_deref().and_then(RetrySource::parse),
-        deferrals: row.deferrals,
-        run_at: row.run_at.map(Timestamp),
-        rules: row.rules.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?.unwrap_or_default(),
-        fair_key: row.fair_key,
-    }))
+    rows.into_iter().map(|row| Ok((row.id, row.into_view()?))).collect()
+}
+
+struct WholeRow {
+    id: Uuid,
+    name: String,
+    kind: String,
+    status: String,
+    batch_id: Uuid,
+    priority: i16,
+    attempt: i16,
+    run: i32,
+    next_retry_at: Option<DateTime<Utc>>,
+    success: i64,
+    failures: i64,
+    expected_count: Option<i32>,
+    created_at: DateTime<Utc>,
+    started_at: Option<DateTime<Utc>>,
+    ended_at: Option<DateTime<Utc>>,
+    dead_end_barrier: bool,
+    timeout_secs: i32,
+    metadata: Option<Value>,
+    actions: Option<String>,
+    cancel: Option<String>,
+    last_updated: DateTime<Utc>,
+    failure_reason: Option<String>,
+    failure_type: Option<String>,
+    retry: Option<String>,
+    retry_source: Option<String>,
+    deferrals: i32,
+    run_at: Option<DateTime<Utc>>,
+    rules: Option<String>,
+    fair_key: Option<String>,
+}
+
+impl WholeRow {
+    fn into_view(self) -> Result<WholeTask> {
+        let mut actions: Actions = match &self.actions {
+            Some(text) => serde_json::from_str(text).map_err(Error::corrupt)?,
+            None => Actions::default(),
+        };
+        actions.cancel = self.cancel.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
+        let rules = self.rules.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
+        Ok(WholeTask {
+            basic: BasicTask {
+                id: self.id,
+                name: self.name,
+                kind: self.kind,
+                status: read_status(&self.status)?,
+                batch_id: self.batch_id,
+                priority: self.priority,
+                attempt: self.attempt,
+                run: self.run,
+                next_retry_at: self.next_retry_at.map(Timestamp),
+                success: self.success,
+                failures: self.failures,
+                expected_count: self.expected_count,
+                created_at: Timestamp(self.created_at),
+                started_at: self.started_at.map(Timestamp),
+                ended_at: self.ended_at.map(Timestamp),
+                dead_end_barrier: self.dead_end_barrier,
+            },
+            timeout: self.timeout_secs,
+            metadata: self.metadata.unwrap_or_else(|| json!({})),
+            actions,
+            last_updated: Timestamp(self.last_updated),
+            failure_reason: self.failure_reason,
+            failure_type: self.failure_type.as_deref().and_then(FailureType::parse),
+            retry: self.retry.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?,
+            retry_source: self.retry_source.as_deref().and_then(RetrySource::parse),
+            deferrals: self.deferrals,
+            run_at: self.run_at.map(Timestamp),
+            rules: rules.unwrap_or_default(),
+            fair_key: self.fair_key,
+        })
+    }
 }
 
 /// The status and run of a task, to say why a request does not fit.

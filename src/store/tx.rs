@@ -110,7 +110,8 @@ impl Store {
     /// Nobody was promised a claim: losing one in a crash only means to claim again. Holds the gate of `slots` shared.
     pub async fn begin_claim(&self, actor: Actor) -> Result<Tx> {
         const { assert!(slots::GATE == 8_243_118_329_669_313_793) };
-        let shared = begin!("; set local synchronous_commit = off; select pg_advisory_xact_lock_shared(8243118329669313793)");
+        let shared =
+            begin!("; set local synchronous_commit = off; select pg_advisory_xact_lock_shared(8243118329669313793)");
         self.begin_with(shared, actor).await
     }
 

@@ -1,0 +1,188 @@
+//! What workers say about their tasks: reports, changes, signs of life. Under load those of many requests go into one
+//! transaction (`together`); each is decided and answered for itself.
+
+use std::collections::{HashMap, HashSet};
+
+use uuid::Uuid;
+
+use super::tasks::conflict;
+use super::together::{Job, one_fails_alone};
+use super::{Error, Result, Service, no_task};
+use crate::domain::lifecycle::{self, Event, Report, decide};
+use crate::domain::patch::{Patch, Progress};
+use crate::domain::task::Task;
+use crate::domain::view::WholeTask;
+use crate::store::progress::{self, Sign};
+use crate::store::{self, Actor, attempts, dead_ends, lock, query, retrying, transitions};
+
+/// A `PATCH` and on whose behalf it is.
+#[derive(Debug)]
+pub struct Change {
+    id: Uuid,
+    patch: Patch,
+    actor: Actor,
+}
+
+impl Job for Change {
+    /// The audit trail names one actor per transaction. Merged metadata can turn out too large, which takes back the
+    /// whole transaction, so it goes alone. Two about one task go one after the other.
+    fn joins(&self, others: &[Change]) -> bool {
+        let fits = |other: &Change| other.id != self.id && other.actor == self.actor && other.patch.metadata.is_none();
+        others.is_empty() || self.patch.metadata.is_none() && others.iter().all(fits)
+    }
+}
+
+impl Job for Sign {
+    /// One sign per task and transaction.
+    fn joins(&self, others: &[Sign]) -> bool {
+        others.iter().all(|other| other.id != self.id)
+    }
+}
+
+/// How a change of one task went inside its transaction.
+#[derive(Debug)]
+pub enum Done {
+    /// As it now is.
+    Task(Box<WholeTask>),
+    Refused(Box<Task>),
+    TooLarge(usize),
+    Missing,
+}
+
+/// What is to be answered when all is written.
+enum Outcome {
+    Task,
+    Other(Done),
+}
+
+impl Service {
+    /// What a worker reports, or somebody changes.
+    pub async fn patch(&self, id: Uuid, patch: Patch) -> Result<WholeTask> {
+        let run = patch.run;
+        let job = Change { id, patch, actor: self.actor.clone() };
+        let done = self.lanes.changes.submit(job, |jobs| self.change(jobs)).await;
+        let done = done.ok_or_else(|| Error::Store(store::Error::broken_off()))??;
+        self.answer(id, done, run)
+    }
+
+    /// A sign of life, durable when this returns.
+    pub async fn progress(&self, id: Uuid, run: Option<i32>, counters: Progress) -> Result<()> {
+        let Progress { success, failures } = counters;
+        let sign = Sign { id, run, success, failures, expected_count: None, priority: None };
+        let written = self.lanes.signs.submit(sign, |signs| self.sign(signs)).await;
+        if written.ok_or_else(|| Error::Store(store::Error::broken_off()))?? {
+            return Ok(());
+        }
+        let (status, current) = query::standing(&self.store, id).await?.ok_or_else(|| no_task(id))?;
+        Err(conflict(status, current, run))
+    }
+
+    pub(super) fn answer(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<WholeTask> {
+        match done {
+            Done::Task(task) => Ok(*task),
+            Done::Refused(task) => Err(conflict(task.status, task.run, run)),
+            Done::Missing => Err(no_task(id)),
+            Done::TooLarge(size) => {
+                let most = self.metadata_bytes;
+                let problem = format!("metadata: must have at most {most} bytes when merged, not {size}");
+                Err(Error::Invalid(vec![problem]))
+            }
+        }
+    }
+
+    /// Whether each sign was written: its task is there and alive, at the run it names.
+    async fn sign(&self, signs: Vec<Sign>) -> Vec<store::Result<bool>> {
+        one_fails_alone(&signs, |signs| retrying(move || self.sign_once(signs))).await
+    }
+
+    async fn sign_once(&self, signs: &[Sign]) -> store::Result<Vec<bool>> {
+        let mut tx = self.begin().await?;
+        let written: HashSet<Uuid> = progress::record(&mut tx, signs).await?.into_iter().collect();
+        tx.commit().await?;
+        Ok(signs.iter().map(|sign| written.contains(&sign.id)).collect())
+    }
+
+    async fn change(&self, jobs: Vec<Change>) -> Vec<store::Result<Done>> {
+        one_fails_alone(&jobs, |jobs| retrying(move || self.change_once(jobs))).await
+    }
+
+    async fn change_once(&self, jobs: &[Change]) -> store::Result<Vec<Done>> {
+        let Some(first) = jobs.first() else { return Ok(Vec::new()) };
+        let mut tx = self.store.begin(first.actor.clone()).await?;
+        let report = |patch: &Patch| patch.result.clone().map(|result| Report { run: patch.run, result });
+        let reports: HashMap<Uuid, Report> =
+            jobs.iter().filter_map(|job| Some((job.id, report(&job.patch)?))).collect();
+        let decide = |task: &Task, moment| match reports.get(&task.id) {
+            Some(report) => decide(task, &Event::Reported(report.clone()), moment),
+            None => Ok(None),
+        };
+        let ids: Vec<Uuid> = jobs.iter().map(|job| job.id).collect();
+        let locked = lock::by_ids(&mut tx, &ids).await?;
+        let locked = dead_ends::widen(&mut tx, locked, decide).await?;
+        let tasks: HashMap<Uuid, &Task> = locked.tasks.iter().map(|task| (task.id, task)).collect();
+        let (mut signs, mut decided, mut outcomes) = (Vec::new(), Vec::new(), Vec::with_capacity(jobs.len()));
+        for Change { id, patch, .. } in jobs {
+            let Some(task) = tasks.get(id) else {
+                outcomes.push(Outcome::Other(Done::Missing));
+                continue;
+            };
+            let refused = || Outcome::Other(Done::Refused(Box::new((*task).clone())));
+            outcomes.push(match (reports.get(id), decide(task, locked.moment)) {
+                (Some(_), Ok(Some(transition))) => {
+                    decided.push(transition);
+                    signs.extend(says_more(patch).then(|| sign(*id, patch)));
+                    Outcome::Task
+                }
+                (Some(_), Ok(None)) => Outcome::Task,
+                (Some(report), Err(_)) => {
+                    let about = report.run.unwrap_or(task.run - 1);
+                    let recorded = attempts::recorded(&mut tx, *id, about).await?;
+                    if lifecycle::repeats(task, report, recorded) { Outcome::Task } else { refused() }
+                }
+                (None, _) if task.status.is_terminal() || patch.run.is_some_and(|run| run != task.run) => refused(),
+                (None, _) => {
+                    signs.push(sign(*id, patch));
+                    Outcome::Task
+                }
+            });
+        }
+        if !signs.is_empty() {
+            progress::record(&mut tx, &signs).await?;
+        }
+        // Alone, if there is any.
+        if let (Some(metadata), [Outcome::Task]) = (&first.patch.metadata, outcomes.as_slice())
+            && (!decided.is_empty() || !signs.is_empty())
+        {
+            let size = progress::merge_metadata(&mut tx, first.id, metadata).await?;
+            if size > self.metadata_bytes {
+                tx.rollback().await?;
+                return Ok(vec![Done::TooLarge(size)]);
+            }
+        }
+        transitions::apply(&mut tx, &decided, locked.moment).await?;
+        let mut views = query::tasks_in(&mut tx, &ids).await?;
+        tx.commit().await?;
+        let done = |(outcome, id): (Outcome, &Uuid)| match outcome {
+            Outcome::Task => views.remove(id).map_or(Done::Missing, |task| Done::Task(Box::new(task))),
+            Outcome::Other(done) => done,
+        };
+        Ok(outcomes.into_iter().zip(&ids).map(done).collect())
+    }
+}
+
+/// What a patch adds to counters, and that its worker is alive.
+fn sign(id: Uuid, patch: &Patch) -> Sign {
+    Sign {
+        id,
+        run: None,
+        success: patch.progress.success,
+        failures: patch.progress.failures,
+        expected_count: patch.expected_count,
+        priority: patch.priority,
+    }
+}
+
+/// Than a result, after which nobody needs a sign of life any more.
+fn says_more(patch: &Patch) -> bool {
+    patch.progress != Progress::default() || patch.expected_count.is_some() || patch.priority.is_some()
+}
