@@ -8,7 +8,7 @@ use super::new_task::{Limits, read_metadata};
 use super::status::Status;
 
 /// What `PATCH /task/{id}` asks for.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Patch {
     pub result: Option<Result<(), Failure>>,
     pub metadata: Option<Value>,

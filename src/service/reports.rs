@@ -13,10 +13,10 @@ use crate::domain::patch::{Patch, Progress};
 use crate::domain::task::Task;
 use crate::domain::view::WholeTask;
 use crate::store::progress::{self, Sign};
-use crate::store::{self, Actor, attempts, dead_ends, lock, query, retrying, transitions};
+use crate::store::{self, Actor, Tx, attempts, dead_ends, lock, query, retrying, transitions};
 
 /// A `PATCH` and on whose behalf it is.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Change {
     id: Uuid,
     patch: Patch,
@@ -60,8 +60,11 @@ impl Service {
     pub async fn patch(&self, id: Uuid, patch: Patch) -> Result<WholeTask> {
         let run = patch.run;
         let job = Change { id, patch, actor: self.actor.clone() };
-        let done = self.lanes.changes.submit(job, |jobs| self.change(jobs)).await;
-        let done = done.ok_or_else(|| Error::Store(store::Error::broken_off()))??;
+        let done = self.lanes.changes.submit(job.clone(), |jobs| self.change(jobs)).await;
+        let done = match done.ok_or_else(|| Error::Store(store::Error::broken_off()))?? {
+            Some(done) => done,
+            None => retrying(|| self.change_alone(&job)).await?,
+        };
         self.answer(id, done, run)
     }
 
@@ -69,8 +72,12 @@ impl Service {
     pub async fn progress(&self, id: Uuid, run: Option<i32>, counters: Progress) -> Result<()> {
         let Progress { success, failures } = counters;
         let sign = Sign { id, run, success, failures, expected_count: None, priority: None };
-        let written = self.lanes.signs.submit(sign, |signs| self.sign(signs)).await;
-        if written.ok_or_else(|| Error::Store(store::Error::broken_off()))?? {
+        let written = self.lanes.signs.submit(sign.clone(), |signs| self.sign(signs)).await;
+        let written = match written.ok_or_else(|| Error::Store(store::Error::broken_off()))?? {
+            Some(()) => true,
+            None => retrying(|| self.sign_alone(&sign)).await?,
+        };
+        if written {
             return Ok(());
         }
         let (status, current) = query::standing(&self.store, id).await?.ok_or_else(|| no_task(id))?;
@@ -90,25 +97,52 @@ impl Service {
         }
     }
 
-    /// Whether each sign was written: its task is there and alive, at the run it names.
-    async fn sign(&self, signs: Vec<Sign>) -> Vec<store::Result<bool>> {
-        one_fails_alone(&signs, |signs| retrying(move || self.sign_once(signs))).await
+    /// `None`: it was not written. Its task is in other hands, has ended, is at another run, or is not there.
+    async fn sign(&self, signs: Vec<Sign>) -> Vec<store::Result<Option<()>>> {
+        one_fails_alone(&signs, |signs| retrying(move || self.sign_free(signs))).await
     }
 
-    async fn sign_once(&self, signs: &[Sign]) -> store::Result<Vec<bool>> {
+    async fn sign_free(&self, signs: &[Sign]) -> store::Result<Vec<Option<()>>> {
         let mut tx = self.begin().await?;
-        let written: HashSet<Uuid> = progress::record(&mut tx, signs).await?.into_iter().collect();
+        let ids: Vec<Uuid> = signs.iter().map(|sign| sign.id).collect();
+        let free = lock::free(&mut tx, &ids).await?;
+        let signs: Vec<Sign> = signs.iter().filter(|sign| free.contains(&sign.id)).cloned().collect();
+        let written: HashSet<Uuid> = progress::record(&mut tx, &signs).await?.into_iter().collect();
         tx.commit().await?;
-        Ok(signs.iter().map(|sign| written.contains(&sign.id)).collect())
+        Ok(ids.iter().map(|id| written.contains(id).then_some(())).collect())
     }
 
-    async fn change(&self, jobs: Vec<Change>) -> Vec<store::Result<Done>> {
-        one_fails_alone(&jobs, |jobs| retrying(move || self.change_once(jobs))).await
+    async fn sign_alone(&self, sign: &Sign) -> store::Result<bool> {
+        let mut tx = self.begin().await?;
+        let written = progress::record(&mut tx, std::slice::from_ref(sign)).await?;
+        tx.commit().await?;
+        Ok(!written.is_empty())
     }
 
-    async fn change_once(&self, jobs: &[Change]) -> store::Result<Vec<Done>> {
+    /// `None`: the task is in other hands, or not there. A lane waits for nobody, or one lock would hold up all.
+    async fn change(&self, jobs: Vec<Change>) -> Vec<store::Result<Option<Done>>> {
+        one_fails_alone(&jobs, |jobs| retrying(move || self.change_free(jobs))).await
+    }
+
+    async fn change_free(&self, jobs: &[Change]) -> store::Result<Vec<Option<Done>>> {
         let Some(first) = jobs.first() else { return Ok(Vec::new()) };
         let mut tx = self.store.begin(first.actor.clone()).await?;
+        let free = lock::free(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
+        let of_free: Vec<&Change> = jobs.iter().filter(|job| free.contains(&job.id)).collect();
+        let mut done = self.change_in(tx, &of_free).await?.into_iter();
+        Ok(jobs.iter().map(|job| if free.contains(&job.id) { done.next() } else { None }).collect())
+    }
+
+    async fn change_alone(&self, job: &Change) -> store::Result<Done> {
+        let tx = self.store.begin(job.actor.clone()).await?;
+        Ok(self.change_in(tx, &[job]).await?.pop().unwrap_or(Done::Missing))
+    }
+
+    async fn change_in(&self, mut tx: Tx, jobs: &[&Change]) -> store::Result<Vec<Done>> {
+        let Some(first) = jobs.first() else {
+            tx.rollback().await?;
+            return Ok(Vec::new());
+        };
         let report = |patch: &Patch| patch.result.clone().map(|result| Report { run: patch.run, result });
         let reports: HashMap<Uuid, Report> =
             jobs.iter().filter_map(|job| Some((job.id, report(&job.patch)?))).collect();

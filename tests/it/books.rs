@@ -71,6 +71,7 @@ async fn a_child_that_was_forgotten_moves_on() {
     f.db.execute("update task set flags = 0").await;
     f.api.fail(&ids[0]).await;
     assert_eq!(f.api.status(&ids[2]).await, "Waiting");
+    f.db.execute("update task set flags = 16").await;
     assert!(!doctor(&f, &[]).0);
     assert!(doctor(&f, &["--fix"]).0);
     let child = f.api.task(&ids[2]).await;

@@ -368,7 +368,7 @@ async fn both_batches_must_want_it_where_a_link_crosses_them() {
             f.db.execute(&format!(
                 "insert into link values ('{}', '{}', true);
                  update task set wait_count = 3 where id = '{1}';
-                 update task set flags = flags | 16 where id = '{0}'",
+                 update task set flags = flags | 16 | 128 where id = '{0}'",
                 above[2], below[2]
             ))
             .await;

@@ -269,6 +269,7 @@ impl Model {
     }
 
     /// Whether the API should take it.
+    #[allow(clippy::too_many_lines, reason = "one arm per step")]
     fn step(&mut self, step: Step) -> bool {
         let bad: Vec<bool> = (0..self.tasks.len()).map(|i| self.bad(i)).collect();
         let taken = match step {
