@@ -111,6 +111,8 @@ impl Loop for Start {
         let Claims { tasks: mut claimed, parked, more } = self.claim(limit, self.look.load(Ordering::Relaxed)).await?;
         // Where most are blocked they are put out of the way faster than they are claimed.
         self.look.store(if parked * 2 > limit { LOOK_LIMIT } else { limit }, Ordering::Relaxed);
+        // From here on each of them may be canceled or reported: what follows may take long where the database is busy.
+        let since = Instant::now();
         let processed = claimed.len();
         claimed.retain(|c| c.flags.has(Flags::ON_START));
         if !claimed.is_empty() {
@@ -122,7 +124,7 @@ impl Loop for Start {
             for claimed in claimed {
                 if let Some(action) = actions.remove(&claimed.id) {
                     self.held.take(claimed.id, claimed.run);
-                    self.queue.push(Queued { claimed, action, since: Instant::now(), place: None });
+                    self.queue.push(Queued { claimed, action, since, place: None });
                 }
             }
         }

@@ -249,6 +249,38 @@ async fn what_is_canceled_while_it_waits_is_not_called() {
 }
 
 #[tokio::test]
+async fn what_ends_before_its_claim_is_handed_on_is_not_called() {
+    let f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let ended = f.api.create(&task(&receiver)).await;
+    // The claim goes through, and then it takes long to read what is to be called.
+    let mut holder = f.db.pool.begin().await.unwrap();
+    sqlx::query("lock table task_spec in access exclusive mode").execute(&mut *holder).await.unwrap();
+    let meanwhile = async {
+        let waiting =
+            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+        let mut looks = 0;
+        eventually("it to wait", async || {
+            looks += f.db.number(waiting).await;
+            (looks > 3).then_some(())
+        })
+        .await;
+        let end = "update task set status = 'canceled', ended_at = now(), claimed_by = null, timeout_at = null";
+        f.db.execute(end).await;
+        holder.rollback().await.unwrap();
+    };
+    let (claimed, ()) = tokio::join!(f.claim(), meanwhile);
+    assert_eq!(claimed, 1);
+    let next = f.api.create(&task(&receiver)).await;
+    f.claim().await;
+    eventually("the next one to be called", async || {
+        receiver.keys().iter().any(|key| key.starts_with(&next[0])).then_some(())
+    })
+    .await;
+    assert!(!receiver.keys().iter().any(|key| key.starts_with(&ended[0])));
+}
+
+#[tokio::test]
 async fn calls_are_made_in_the_order_of_the_queue() {
     let mut f = Fixture::with(&["--webhook-concurrency", "4"]).await;
     let receiver = Receiver::start().await;
