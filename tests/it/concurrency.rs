@@ -154,8 +154,7 @@ async fn a_wake_up_reaches_the_other_instance() {
     // Neither would look by itself for an hour.
     let lazy = [("WORKER_LOOP_INTERVAL_MS", "3600000"), ("RETRY_LOOP_INTERVAL_MS", "3600000")];
     let idle = Instance::start(&db.url, &lazy);
-    let f =
-        Fixture::on(Database { url: db.url.clone(), pool: sqlx::PgPool::connect_lazy(&db.url).unwrap() }, &[]).await;
+    let f = Fixture::on(Database::at(&db.url), &[]).await;
     let token = tokio_util::sync::CancellationToken::new();
     let teller = tokio::spawn(reprise::loops::wakeup::tell(f.store.clone(), token.clone()));
     // Created by an instance that has no loops: only the other one can start it. It may not be listening yet.

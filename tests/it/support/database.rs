@@ -26,8 +26,12 @@ impl Database {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("test_{}_{number}", std::process::id());
         admin(&format!("create database {name} template {template}")).await;
-        let url = named(&name);
-        Database { pool: PgPool::connect_lazy(&url).unwrap(), url }
+        Database::at(&named(&name))
+    }
+
+    /// A database that somebody else has made.
+    pub fn at(url: &str) -> Database {
+        Database { pool: PgPool::connect_lazy(url).unwrap(), url: url.to_owned() }
     }
 
     pub fn store(&self, clock: Clock) -> Store {

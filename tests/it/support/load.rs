@@ -22,6 +22,18 @@ use super::{Answer, Client, Database, Instance, PATIENCE, Receiver, Reply, event
 const TASKS: usize = 6;
 const EXECUTIONS: usize = 8;
 
+/// What becomes of a call of `on_start`.
+pub enum Fate {
+    /// A worker takes it up.
+    Work,
+    /// It is answered, and that is all.
+    Answer(u16),
+    /// It is not answered until its fate has changed.
+    Wait,
+}
+
+type Decide = Arc<dyn Fn(&Received) -> Fate + Send + Sync>;
+
 #[derive(Clone)]
 pub struct Load(Arc<Inner>);
 
@@ -30,8 +42,8 @@ struct Inner {
     /// The instances that clients and workers are sent to, each in its turn.
     doors: Mutex<Vec<Client>>,
     turn: AtomicUsize,
-    /// The instance whose calls are not answered for now, and those calls.
-    hold: watch::Sender<Option<String>>,
+    /// What becomes of a call of `on_start`, and those that had to wait.
+    fate: watch::Sender<Decide>,
     held: Mutex<Vec<Received>>,
     /// Ids of tasks whose creation was acknowledged.
     created: Mutex<Vec<Uuid>>,
@@ -40,6 +52,8 @@ struct Inner {
     /// Signs of life that were acknowledged, by task.
     counted: Mutex<HashMap<String, i64>>,
     refused: AtomicUsize,
+    /// Calls for runs that had ended.
+    late: Mutex<Vec<String>>,
     wrong: Mutex<Vec<String>>,
 }
 
@@ -49,12 +63,13 @@ impl Load {
             receiver: Receiver::start().await,
             doors: Mutex::new(instances.iter().map(|instance| instance.api.clone()).collect()),
             turn: AtomicUsize::default(),
-            hold: watch::Sender::new(None),
+            fate: watch::Sender::new(Arc::new(|_| Fate::Work)),
             held: Mutex::default(),
             created: Mutex::default(),
             ended: Mutex::default(),
             counted: Mutex::default(),
             refused: AtomicUsize::default(),
+            late: Mutex::default(),
             wrong: Mutex::default(),
         }));
         let worker = load.clone();
@@ -146,12 +161,22 @@ impl Load {
             return Reply::ok();
         }
         if self.0.ended.lock().unwrap().contains(&key) {
-            self.wrong(format!("{key} was called after its end"));
+            self.0.late.lock().unwrap().push(key.clone());
         }
-        let by = caller(&call);
-        if *self.0.hold.borrow() == by {
-            self.0.held.lock().unwrap().push(call.clone());
-            let _ = self.0.hold.subscribe().wait_for(|held| *held != by).await;
+        let mut fate = self.0.fate.subscribe();
+        let mut waits = false;
+        loop {
+            let decided = fate.borrow_and_update()(&call);
+            match decided {
+                Fate::Work => break,
+                Fate::Answer(status) => return Reply::status(status),
+                Fate::Wait if waits => {}
+                Fate::Wait => {
+                    waits = true;
+                    self.0.held.lock().unwrap().push(call.clone());
+                }
+            }
+            let _ = fate.changed().await;
         }
         if call.path == "/refuse-once" && run(&key) == 0 {
             return Reply::status(500);
@@ -187,14 +212,20 @@ impl Load {
         }
     }
 
+    /// From now on this decides about calls, also about those that wait.
+    pub fn decide(&self, fate: impl Fn(&Received) -> Fate + Send + Sync + 'static) {
+        self.0.fate.send_replace(Arc::new(fate));
+    }
+
     /// From now on the calls of this instance are not answered.
     pub fn hold(&self, instance: &Instance) {
-        self.0.hold.send_replace(Some(instance.api.base().to_owned()));
+        let base = instance.api.base().to_owned();
+        self.decide(move |call| if caller(call) == base { Fate::Wait } else { Fate::Work });
     }
 
     /// They are answered late, but as usual.
     pub fn let_go(&self) {
-        self.0.hold.send_replace(None);
+        self.decide(|_| Fate::Work);
     }
 
     pub fn held(&self) -> Vec<Received> {
@@ -206,16 +237,12 @@ impl Load {
         self.0.doors.lock().unwrap().retain(|door| door.base() != instance.api.base());
     }
 
-    pub fn open_door(&self, instance: &Instance) {
-        self.0.doors.lock().unwrap().push(instance.api.clone());
-    }
-
     /// Every call of `on_start` by its key: who made it, in order.
     pub fn starts(&self) -> HashMap<String, Vec<String>> {
         let mut starts: HashMap<String, Vec<String>> = HashMap::new();
         for call in self.0.receiver.received() {
-            if let Some(by) = caller(&call).filter(|_| call.path != "/done") {
-                starts.entry(call.key()).or_default().push(by);
+            if call.path != "/done" {
+                starts.entry(call.key()).or_default().push(caller(&call));
             }
         }
         starts
@@ -224,6 +251,12 @@ impl Load {
     /// How often somebody was told to come back later.
     pub fn refused(&self) -> usize {
         self.0.refused.load(Ordering::Relaxed)
+    }
+
+    /// Calls that came after the end of their run had been acknowledged. Where many leases end at once while their workers
+    /// report, one may be on its way in that very moment.
+    pub fn late(&self) -> Vec<String> {
+        self.0.late.lock().unwrap().clone()
     }
 
     pub fn ended(&self) -> usize {
@@ -297,8 +330,8 @@ pub fn at(call: &Received) -> String {
 }
 
 /// The address of the instance that made a call: its handles start with it.
-pub fn caller(call: &Received) -> Option<String> {
-    Some(Url::parse(call.handle.as_deref()?).ok()?.origin().ascii_serialization())
+pub fn caller(call: &Received) -> String {
+    Url::parse(call.handle.as_deref().unwrap()).unwrap().origin().ascii_serialization()
 }
 
 fn run(key: &str) -> i32 {

@@ -6,6 +6,7 @@ pub mod fixture;
 pub mod instance;
 pub mod load;
 pub mod receiver;
+pub mod server;
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ pub use fixture::Fixture;
 pub use instance::Instance;
 pub use load::Load;
 pub use receiver::{Receiver, Reply};
+pub use server::Server;
 
 /// For `WEBHOOK_ALLOW`: where the receivers are.
 pub const LOOPBACK: &str = "127.0.0.0/8,::1";
