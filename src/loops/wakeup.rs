@@ -23,7 +23,7 @@ pub async fn tell(store: Store, shutdown: CancellationToken) {
     }
 }
 
-/// Passes on what the other instances tell.
+/// Passes on what the other instances tell, if it can be heard.
 pub async fn listen(store: Store, shutdown: CancellationToken) {
     loop {
         tokio::select! {
@@ -38,6 +38,14 @@ pub async fn listen(store: Store, shutdown: CancellationToken) {
 }
 
 async fn listen_until_error(store: &Store) {
+    match store.can_listen().await {
+        Ok(true) => {}
+        Ok(false) => {
+            tracing::info!("a pooler keeps other instances from being heard: their work is found by polling");
+            return std::future::pending().await;
+        }
+        Err(error) => return tracing::debug!(%error, "cannot listen to other instances yet"),
+    }
     let mut listener = match store.listen().await {
         Ok(listener) => listener,
         Err(error) => return tracing::debug!(%error, "cannot listen to other instances yet"),

@@ -21,6 +21,16 @@ impl Store {
         Ok(())
     }
 
+    /// Whether a connection stays the same from one transaction to the next. Behind a pooler in transaction mode it does
+    /// not, and what it would listen to goes astray. Such a pooler gives prepared statements names of its own, and this
+    /// statement finds itself among those of the server.
+    pub async fn can_listen(&self) -> Result<bool> {
+        let own_name = sqlx::query_scalar!(
+            r#"select exists (select from pg_prepared_statements where starts_with(name, 'sqlx_s_')) as "own_name!""#
+        );
+        Ok(own_name.fetch_one(&self.pool).await?)
+    }
+
     pub async fn listen(&self) -> Result<Listener> {
         let mut inner = PgListener::connect_with(&self.pool).await?;
         inner.listen(CHANNEL).await?;

@@ -1,41 +1,65 @@
 //! Brings the tables up to date. PostgreSQL's advisory lock lets any number of instances start at once.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use sqlx::migrate::Migrator;
+use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::{Connection, PgConnection};
 
 use super::{Result, Store};
 
-static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
+/// Without the migrator's own lock, which belongs to a session: behind a pooler that would stay with whatever connection
+/// it was taken on, and block the next start.
+static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
+    let mut migrations = sqlx::migrate!("./migrations");
+    migrations.set_locking(false);
+    migrations
+});
+/// Any number, as long as nobody else in the database takes it.
+const LOCK: i64 = 0x5245_5052_4953_4531;
 
 /// The oldest server whose SQL this is written for.
 const OLDEST_SERVER: i32 = 140_000;
 const PATIENCE: Duration = Duration::from_secs(10);
+const POOLER: &str = "a pooler mixes up the prepared statements of its clients; \
+                      PgBouncer in transaction mode must be 1.21 or newer, with max_prepared_statements above 0";
 
 impl Store {
     /// Can the server be reached, and is it new enough? Asked without the pool, whose patience would hide the cause.
     pub async fn check_server(&self) -> Result<(), String> {
-        let options = self.pool.connect_options();
-        let connect = tokio::time::timeout(PATIENCE, PgConnection::connect_with(&options));
+        let asked = tokio::time::timeout(PATIENCE, async {
+            let options = self.pool.connect_options();
+            let mut first = PgConnection::connect_with(&options).await?;
+            let version = server_version(&mut first).await?;
+            // Twice, because of poolers: where statements of one client get in the way of another's, it is seen here.
+            let mut second = PgConnection::connect_with(&options).await?;
+            server_version(&mut second).await?;
+            let _ = tokio::join!(first.close(), second.close());
+            Ok(version)
+        });
         let cannot = |why: String| format!("DATABASE_URL: cannot connect to PostgreSQL: {why}");
-        let mut connection = match connect.await {
-            Ok(connected) => connected.map_err(|error| cannot(error.to_string()))?,
+        let version = match asked.await {
+            Ok(Ok(version)) => version,
+            Ok(Err(error)) if mixes_statements_up(&error) => return Err(format!("DATABASE_URL: {POOLER}")),
+            Ok(Err(error)) => return Err(cannot(error.to_string())),
             Err(_) => return Err(cannot(format!("no answer after {} s", PATIENCE.as_secs()))),
         };
-        let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int")
-            .fetch_one(&mut connection)
-            .await
-            .map_err(|error| cannot(error.to_string()))?;
-        let _ = connection.close().await;
         if version < OLDEST_SERVER {
             return Err(format!("DATABASE_URL: PostgreSQL {} is too old, 14 or newer is needed", version / 10_000));
         }
         Ok(())
     }
 
+    /// All in one transaction, which holds the lock and takes effect as a whole.
     pub async fn migrate(&self) -> Result<(), String> {
-        MIGRATIONS.run(&self.pool).await.map_err(|error| format!("migrating the database failed: {error}"))
+        let migrating = async {
+            let mut tx = self.pool.begin().await?;
+            sqlx::query("select pg_advisory_xact_lock($1)").bind(LOCK).execute(&mut *tx).await?;
+            MIGRATIONS.run(&mut *tx).await?;
+            tx.commit().await?;
+            Ok::<(), MigrateError>(())
+        };
+        migrating.await.map_err(|error| format!("migrating the database failed: {error}"))
     }
 
     /// Whether all migrations have been run, for those who run them apart.
@@ -50,6 +74,15 @@ impl Store {
             sqlx::query_scalar("select max(version) from _sqlx_migrations where success").fetch_one(&self.pool).await?;
         Ok(applied.is_some_and(|applied| applied >= latest))
     }
+}
+
+async fn server_version(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
+    sqlx::query_scalar("select current_setting('server_version_num')::int").fetch_one(connection).await
+}
+
+/// A prepared statement is there already, or is not there.
+fn mixes_statements_up(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(sqlx::error::DatabaseError::code).is_some_and(|c| c == "42P05" || c == "26000")
 }
 
 /// A name for the state of the migrations, for test databases made from a template.

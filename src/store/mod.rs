@@ -66,8 +66,11 @@ impl Store {
         if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
             return Err(wrong("it starts otherwise".into()));
         }
-        let options =
-            PgConnectOptions::from_str(url).map_err(|error| wrong(error.to_string()))?.application_name("reprise");
+        let options = PgConnectOptions::from_str(url)
+            .map_err(|error| wrong(error.to_string()))?
+            .application_name("reprise")
+            // Changes nothing since PostgreSQL 12, and poolers refuse it.
+            .extra_float_digits(None);
         let pool = PgPoolOptions::new()
             .max_connections(max_connections)
             .acquire_timeout(Duration::from_secs(5))

@@ -22,6 +22,7 @@ mod model;
 mod operations;
 mod plans;
 mod policies;
+mod pooler;
 mod rate_limits;
 mod retention;
 mod retry;
