@@ -28,6 +28,13 @@ const SETTINGS: [(&str, &str); 7] = [
     ("WORKER_CLAIM_TIMEOUT_SECS", "3"),
 ];
 
+/// Creates work where there is none left to be claimed.
+async fn keep_busy(load: &Load, db: &Database) {
+    if db.number("select count(*) from task where status = 'pending'").await == 0 {
+        load.create(20).await;
+    }
+}
+
 fn three(url: &str, lease: &str) -> Vec<Instance> {
     let mut settings = SETTINGS;
     settings[6].1 = lease;
@@ -45,9 +52,13 @@ struct Holding {
 }
 
 impl Holding {
-    /// Waits until it holds all it can.
+    /// Creates work until it holds all it can.
     async fn of(load: &Load, db: &Database) -> Holding {
-        let held = eventually("it to make all calls", async || Some(load.held()).filter(|h| h.len() == CALLS)).await;
+        let held = eventually("it to make all calls", async || {
+            keep_busy(load, db).await;
+            Some(load.held()).filter(|held| held.len() == CALLS)
+        })
+        .await;
         let called: HashSet<String> = held.iter().map(Received::key).collect();
         let task: Uuid = held[0].header("x-task-id").parse().unwrap();
         let instance = "select claimed_by from task where id = $1";
@@ -55,6 +66,7 @@ impl Holding {
         let claimed =
             "select id, id || ':start:success:' || run from task where claimed_by = $1 and status = 'claimed'";
         let claimed: Vec<(Uuid, String)> = eventually("it to claim all it can", async || {
+            keep_busy(load, db).await;
             let claimed = sqlx::query_as(claimed).bind(instance).fetch_all(&db.pool).await.unwrap();
             Some(claimed).filter(|claimed| claimed.len() == 2 * CALLS)
         })
@@ -87,7 +99,6 @@ async fn one_is_killed() {
     let mut instances = three(&db.url, "5");
     let load = Load::on(&instances).await;
     load.hold(&instances[0]);
-    load.create(40).await;
     let clients = load.clients(2);
     let holding = Holding::of(&load, &db).await;
     load.close_door(&instances[0]);
@@ -136,7 +147,6 @@ async fn one_is_stopped_for_longer_than_its_leases() {
     // No request is with it when it stops: it would be without an answer until it goes on.
     load.close_door(&stopped);
     load.hold(&stopped);
-    load.create(40).await;
     let holding = Holding::of(&load, &db).await;
     stopped.signal(Signal::STOP);
 
@@ -160,9 +170,9 @@ async fn one_is_stopped_for_longer_than_its_leases() {
         _ => Fate::Work,
     });
     stopped.signal(Signal::CONT);
-    let clients = load.clients(4);
     let by_it = format!("from event where instance = '{}' and seq > {mark}", holding.instance);
     eventually("it to work again", async || {
+        keep_busy(&load, &db).await;
         (db.number(&format!("select count(*) {by_it} and to_status = 'running'")).await > 10).then_some(())
     })
     .await;
@@ -170,7 +180,6 @@ async fn one_is_stopped_for_longer_than_its_leases() {
     assert!(stopped.terminate().success());
     assert_eq!(theirs().await, keys.len(), "its late answers have moved nothing");
     load.let_go();
-    clients.stop().await;
     load.finish(&db).await;
     assert!(load.late().is_empty(), "{:?}", load.late());
     let late = sqlx::AssertSqlSafe(format!("select count(*) {by_it} and task_ids && $1"));
@@ -292,7 +301,6 @@ async fn one_is_terminated() {
     let mut instances = three(&db.url, "3600");
     let load = Load::on(&instances).await;
     load.hold(&instances[0]);
-    load.create(40).await;
     let holding = Holding::of(&load, &db).await;
     let leaving = instances.remove(0);
     leaving.signal(Signal::TERM);
