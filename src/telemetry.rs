@@ -70,6 +70,7 @@ fn describe() {
     counter!("task_retry_exhausted_total", "Tasks that failed because their retries were used up");
     counter!("reprise_task_timeouts_total", "Runs that ended without a sign of life in time");
     counter!("reprise_webhook_calls_total", "Outgoing calls, by trigger and outcome");
+    counter!("reprise_webhook_exhausted_total", "Notifications given up after their last attempt");
     histogram!("reprise_webhook_duration_seconds", "Duration of outgoing calls, by trigger and outcome");
     counter!("reprise_loop_ticks_total", "Ticks of the loops, by loop and outcome");
     counter!("reprise_loop_processed_total", "What the loops processed");

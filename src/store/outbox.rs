@@ -257,6 +257,7 @@ pub async fn mark(store: &Store, results: &[Sent]) -> Result<()> {
         (Some(_), Some(_)) => "pending",
         (Some(_), None) => "exhausted",
     };
+    let statuses: Vec<&str> = results.iter().map(status).collect();
     sqlx::query!(
         "update outbox o set status = u.status, last_status = u.last_status, last_error = u.last_error,
              next_attempt_at = coalesce($7, now()) + make_interval(secs => u.again), updated_at = coalesce($7, now())
@@ -266,7 +267,7 @@ pub async fn mark(store: &Store, results: &[Sent]) -> Result<()> {
          where o.id = u.id and o.status = 'pending' and (o.attempts = u.attempts or u.status = 'success')",
         &results.iter().map(|r| r.id).collect::<Vec<_>>(),
         &results.iter().map(|r| r.attempts).collect::<Vec<_>>(),
-        &results.iter().map(status).collect::<Vec<_>>() as &[&str],
+        &statuses as &[&str],
         &results.iter().map(|r| r.status.map(i32::from)).collect::<Vec<_>>() as &[Option<i32>],
         &results.iter().map(|r| r.error.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
         &results.iter().map(|r| r.again_in.map_or(0.0, |d| d.as_secs_f64())).collect::<Vec<_>>(),
@@ -274,6 +275,10 @@ pub async fn mark(store: &Store, results: &[Sent]) -> Result<()> {
     )
     .execute(&store.pool)
     .await?;
+    let exhausted = statuses.iter().filter(|status| **status == "exhausted").count();
+    if exhausted > 0 {
+        metrics::counter!("reprise_webhook_exhausted_total").increment(exhausted as u64);
+    }
     Ok(())
 }
 

@@ -86,6 +86,8 @@ async fn an_undelivered_one_is_tried_again_and_given_up() {
     assert_eq!(list[0]["attempts"], 3);
     f.advance(86_400);
     assert_eq!(f.deliver().await, 0, "given up");
+    let page = f.api.get("/metrics").await.body;
+    assert!(page.as_str().unwrap().contains("\nreprise_webhook_exhausted_total "));
 
     receiver.answer(Reply::ok());
     let revived = f.api.post(&format!("/webhook-deliveries/{id}/redeliver"), &json!({})).await;

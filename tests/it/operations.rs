@@ -57,6 +57,17 @@ async fn metrics_tell_what_happened() {
     }
 }
 
+#[test]
+fn the_manual_has_every_metric() {
+    let (described, manual) = (include_str!("../../src/telemetry.rs"), include_str!("../../docs/operating.md"));
+    let names = described.split('"').filter(|word| word.starts_with("reprise_") || word.starts_with("task_"));
+    let names: Vec<&str> = names.collect();
+    assert!(names.len() > 20);
+    for name in names {
+        assert!(manual.contains(&format!("`{name}`")), "{name} is not in docs/operating.md");
+    }
+}
+
 #[tokio::test]
 async fn the_description_is_served_and_current() {
     let committed = include_str!("../../openapi/openapi.json");
