@@ -11,7 +11,7 @@ use crate::store::query::{BatchFilter, Page};
 use crate::store::{self, lock, query, retrying, slots, transitions};
 
 /// Tasks of a batch that one transaction changes: others wait for its locks no longer than that takes.
-const CHUNK: i64 = 2000;
+const CHUNK: i64 = 1000;
 
 impl Service {
     pub async fn batches(&self, filter: &BatchFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
@@ -82,7 +82,7 @@ impl Service {
 
     async fn stop_chunk(&self, id: Uuid, below: Option<Uuid>) -> store::Result<Chunk> {
         let mut tx = self.begin().await?;
-        let locked = lock::last_alive_of_batch(&mut tx, id, below, CHUNK).await?;
+        let (locked, first) = lock::last_of_batch(&mut tx, id, below, CHUNK).await?;
         let decided: Vec<Transition> = locked
             .tasks
             .iter()
@@ -90,15 +90,12 @@ impl Service {
             .collect();
         transitions::apply_stop(&mut tx, id, &decided, locked.moment).await?;
         tx.commit().await?;
-        Ok(Chunk {
-            first: locked.tasks.first().map(|task| task.id),
-            canceled: decided.iter().map(Transition::from).collect(),
-        })
+        Ok(Chunk { first, canceled: decided.iter().map(Transition::from).collect() })
     }
 }
 
 struct Chunk {
-    /// The lowest id it looked at.
+    /// The lowest id it looked at; none when there was nothing left.
     first: Option<Uuid>,
     canceled: Vec<Status>,
 }

@@ -92,19 +92,28 @@ pub async fn timed_out(tx: &mut Tx, limit: i64) -> Result<Locked> {
     locked(tx, rows)
 }
 
-/// Up to `limit` tasks of the batch that are alive, from the last one on: children go before their parents.
-pub async fn last_alive_of_batch(tx: &mut Tx, batch_id: Uuid, below: Option<Uuid>, limit: i64) -> Result<Locked> {
-    let ids = sqlx::query_scalar!(
-        "select s.id from task_spec s join task t on t.id = s.id
-         where s.batch_id = $1 and ($2::uuid is null or s.id < $2) and t.ended_at is null
-         order by s.id desc limit $3",
+/// What is alive of the last `limit` tasks of the batch before `below`, and the first of these, if there are any. From
+/// the last one on, so that children go before their parents. The limit comes before the look at each task: without
+/// statistics all of a new batch were looked at for every part of it.
+pub async fn last_of_batch(
+    tx: &mut Tx,
+    batch_id: Uuid,
+    below: Option<Uuid>,
+    limit: i64,
+) -> Result<(Locked, Option<Uuid>)> {
+    let rows = sqlx::query!(
+        r#"select s.id, t.alive as "alive!" from (
+               select id from task_spec where batch_id = $1 and id < $2 order by id desc limit $3
+           ) s
+           cross join lateral (select ended_at is null as alive from task where id = s.id offset 0) t"#,
         batch_id,
-        below,
+        below.unwrap_or(Uuid::max()),
         limit
     )
     .fetch_all(tx.conn())
     .await?;
-    by_ids(tx, &ids).await
+    let alive: Vec<Uuid> = rows.iter().filter(|row| row.alive).map(|row| row.id).collect();
+    Ok((by_ids(tx, &alive).await?, rows.iter().map(|row| row.id).min()))
 }
 
 fn locked(tx: &Tx, rows: Vec<Row>) -> Result<Locked> {

@@ -95,10 +95,11 @@ struct Counted {
 
 /// A transaction waits for nobody but the server. If its instance is stopped or cut off in the middle of it, the server
 /// must not keep its locks for as long as that lasts. Set with each transaction and not with the connection, which a
-/// pooler in between may give to others.
+/// pooler in between may give to others. The same holds for just-in-time compilation: the server takes the recursive
+/// queries of a cascade for far larger than they are, and compiled for a second what then ran for milliseconds.
 macro_rules! begin {
     ($rest:literal) => {
-        concat!("begin; set local idle_in_transaction_session_timeout = '10s'", $rest)
+        concat!("begin; set local idle_in_transaction_session_timeout = '10s'; set local jit = off", $rest)
     };
 }
 
