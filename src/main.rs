@@ -13,11 +13,16 @@ fn main() -> ExitCode {
         Err(line) => return fail(&line),
     };
     telemetry::logs(&cli.config.log);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let command = cli.command.unwrap_or(Command::Serve);
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if let Command::Bench(_) = command {
+        // It shares the cores with what it measures, and one thread is quick enough.
+        runtime.worker_threads(1);
+    }
+    let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&format!("cannot start: {error}")),
     };
-    let command = cli.command.unwrap_or(Command::Serve);
     let result = runtime.block_on(async {
         let shutdown = CancellationToken::new();
         watch_signals(&shutdown)?;

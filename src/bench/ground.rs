@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
 
@@ -21,6 +21,8 @@ pub struct Ground {
     kind: Kind,
     settings: Vec<(&'static str, String)>,
     made: AtomicU32,
+    /// Databases that are still there.
+    left: Mutex<Vec<String>>,
 }
 
 enum Kind {
@@ -59,7 +61,7 @@ impl Ground {
         let authority = authority(url)?;
         let database = config.database_url().map(Database::new);
         let kind = Kind::Given { peer: Peer::new(&authority, key), database };
-        Ok(Ground { kind, settings: Vec::new(), made: AtomicU32::new(0) })
+        Ok(Ground { kind, settings: Vec::new(), made: AtomicU32::default(), left: Mutex::default() })
     }
 
     pub async fn own(config: &Config) -> Result<Ground, String> {
@@ -69,7 +71,7 @@ impl Ground {
         };
         let url = config.database_url().or(embedded.as_ref().map(|private| private.embedded.url())).unwrap_or_default();
         let kind = Kind::Own { server: Database::new(url), embedded };
-        Ok(Ground { kind, settings: settings(config), made: AtomicU32::new(0) })
+        Ok(Ground { kind, settings: settings(config), made: AtomicU32::default(), left: Mutex::default() })
     }
 
     pub fn is_own(&self) -> bool {
@@ -101,14 +103,9 @@ impl Ground {
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         let name = format!("reprise_bench_{}_{number}", std::process::id());
         server.execute(&format!("create database {name}")).await?;
+        self.left().push(name.clone());
         let database = server.named(&name)?;
-        let service = match Service::start(&database.url, &self.settings).await {
-            Ok(service) => service,
-            Err(error) => {
-                server.execute(&format!("drop database {name}")).await?;
-                return Err(error);
-            }
-        };
+        let service = Service::start(&database.url, &self.settings).await?;
         let postgres = database.process().await?;
         let peer = Peer::new(&service.authority, None);
         Ok(Stage { peer, database: Some(database), postgres, made: Arc::default(), own: Some((service, name)) })
@@ -118,13 +115,28 @@ impl Ground {
     pub async fn strike(&self, stage: Stage) -> Result<(), String> {
         let (Kind::Own { server, .. }, Some((service, name))) = (&self.kind, stage.own) else { return Ok(()) };
         service.stop().await;
-        server.execute(&format!("drop database {name} with (force)")).await
+        self.left().retain(|left| *left != name);
+        drop_database(server, &name).await
     }
 
+    /// Removes whatever is left, also of workloads that were broken off.
     pub async fn close(self) {
-        if let Kind::Own { embedded: Some(private), .. } = self.kind {
-            private.remove().await;
+        let left = std::mem::take(&mut *self.left());
+        match self.kind {
+            Kind::Own { embedded: Some(private), .. } => private.remove().await,
+            Kind::Own { server, embedded: None } => {
+                for name in left {
+                    if let Err(error) = drop_database(&server, &name).await {
+                        tracing::warn!("the database {name} was not removed: {error}");
+                    }
+                }
+            }
+            Kind::Given { .. } => {}
         }
+    }
+
+    fn left(&self) -> MutexGuard<'_, Vec<String>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -166,6 +178,10 @@ impl Private {
         }
         remove(&dir, self.parent.as_deref());
     }
+}
+
+async fn drop_database(server: &Database, name: &str) -> Result<(), String> {
+    server.execute(&format!("drop database if exists {name} with (force)")).await
 }
 
 /// The directory above goes only if it was made for this and nothing else is in it.

@@ -42,6 +42,9 @@ pub struct BenchArgs {
     /// Smaller sizes: all of it in a minute or two
     #[arg(long)]
     quick: bool,
+    /// Finished tasks in the table for the workloads that want it filled [default: 5000000, or 200000 with --quick]
+    #[arg(long, value_name = "N")]
+    filled: Option<usize>,
     /// Write everything as JSON; `-` for standard output, instead of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -89,7 +92,7 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
 async fn measure(args: &BenchArgs, ground: &Ground) -> Result<(Value, Vec<Outcome>), String> {
     let facts = facts(ground).await?;
     let sink = Sink::start(args.sink).await?;
-    let bench = Bench { ground, sink: &sink, quick: args.quick, scale: args.scale };
+    let bench = Bench { ground, sink: &sink, quick: args.quick, scale: args.scale, filled: args.filled };
     let wanted = if args.workloads.is_empty() { WORKLOADS.to_vec() } else { args.workloads.clone() };
     Ok((facts, bench.run(&wanted).await))
 }

@@ -37,15 +37,23 @@ impl Unit {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
     /// What it is, where the workload does not say it all.
-    pub of: &'static str,
+    pub of: String,
     pub value: f64,
     pub unit: Unit,
     pub target: Option<f64>,
+    /// The largest of those whose median the value is.
+    pub max: Option<f64>,
 }
 
 impl Figure {
-    pub fn new(of: &'static str, value: f64, unit: Unit) -> Figure {
-        Figure { of, value, unit, target: None }
+    pub fn new(of: &str, value: f64, unit: Unit) -> Figure {
+        Figure { of: of.to_owned(), value, unit, target: None, max: None }
+    }
+
+    #[must_use]
+    pub fn up_to(mut self, max: f64) -> Figure {
+        self.max = Some(max);
+        self
     }
 
     #[must_use]
@@ -60,8 +68,14 @@ impl Figure {
     }
 
     fn text(&self) -> String {
-        let (value, unit) = (number(self.value), self.unit.as_str());
-        if self.of.is_empty() { format!("{value} {unit}") } else { format!("{value} {unit} {}", self.of) }
+        let mut text = format!("{} {}", number(self.value), self.unit.as_str());
+        if let Some(max) = self.max {
+            let _ = write!(text, ", at most {}", number(max));
+        }
+        if !self.of.is_empty() {
+            let _ = write!(text, " {}", self.of);
+        }
+        text
     }
 
     fn target_text(&self) -> String {
@@ -71,7 +85,8 @@ impl Figure {
     }
 
     fn json(&self) -> Value {
-        json!({"of": self.of, "value": self.value, "unit": self.unit.as_str(), "target": self.target, "met": self.met()})
+        json!({"of": self.of, "value": self.value, "unit": self.unit.as_str(), "max": self.max, "target": self.target,
+            "met": self.met()})
     }
 }
 
@@ -145,6 +160,13 @@ impl Outcome {
                 cells
             })
             .collect();
+        let hidden = lines.len().saturating_sub(SHOWN);
+        if hidden > 0 {
+            lines.truncate(SHOWN);
+            let mut cells = <[String; COLUMNS]>::default();
+            cells[1] = format!("and {hidden} more");
+            lines.push(cells);
+        }
         if let Some(first) = lines.first_mut() {
             first[0].push_str(self.workload);
             for (cell, q) in first[3..6].iter_mut().zip([0.5, 0.99, 0.999]) {
@@ -180,6 +202,8 @@ impl Outcome {
 }
 
 const COLUMNS: usize = 12;
+/// Figures of a workload in the table; all of them are in the JSON.
+const SHOWN: usize = 12;
 const HEAD: [&str; COLUMNS] = [
     "workload",
     "result",

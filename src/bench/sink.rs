@@ -118,7 +118,7 @@ async fn report(calls: Arc<Mutex<UnboundedReceiver<Called>>>, tell: UnboundedSen
     }
 }
 
-/// Keeps its connection for as long as handles lead to the same place, which they all do.
+/// Keeps its connection for as long as handles lead to the same place.
 #[derive(Default)]
 struct Reporter {
     open: Option<(Peer, Connection)>,
@@ -132,27 +132,36 @@ impl Reporter {
         let rest = handle.strip_prefix("http://").ok_or_else(strange)?;
         let (authority, path) = rest.split_at(rest.find('/').ok_or_else(strange)?);
         let id = path.rsplit('/').next().and_then(|last| Uuid::try_parse(last.get(..36)?).ok()).ok_or_else(strange)?;
-        let failed = |error: io::Error| format!("PATCH {path}: {error}");
-        if self.open.as_ref().is_none_or(|(peer, _)| peer.authority() != authority) {
-            let peer = Peer::new(authority, None);
-            let connection = peer.connect().await.map_err(failed)?;
-            self.open = Some((peer, connection));
+        if self.open.as_ref().is_some_and(|(peer, _)| peer.authority() != authority) {
+            self.open = None;
         }
-        let Some((peer, connection)) = &mut self.open else { return Err(strange()) };
-        peer.request(&mut self.buffer, "PATCH", path, SUCCESS);
+        // The service may have closed a connection that was idle.
+        let may_be_closed = self.open.is_some();
         let reported = Instant::now();
-        let answer = match connection.exchange(&self.buffer).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                self.open = None;
-                return Err(failed(error));
-            }
+        let sent = match self.send(authority, path).await {
+            Err(_) if may_be_closed => self.send(authority, path).await,
+            sent => sent,
         };
-        let done = Instant::now();
-        if answer.status != 200 {
-            let body = String::from_utf8_lossy(connection.body(&answer)).into_owned();
-            return Err(format!("PATCH {path}: {} {body}", answer.status));
+        match sent.map_err(|error| format!("PATCH {path}: {error}"))? {
+            (200, _) => Ok(Worked { id, called: called.at, reported, done: Instant::now() }),
+            (status, body) => Err(format!("PATCH {path}: {status} {body}")),
         }
-        Ok(Worked { id, called: called.at, reported, done })
+    }
+
+    /// The status and, where it is not the expected one, what was said.
+    async fn send(&mut self, authority: &str, path: &str) -> io::Result<(u16, String)> {
+        let (peer, mut connection) = if let Some(open) = self.open.take() {
+            open
+        } else {
+            let peer = Peer::new(authority, None);
+            let connection = peer.connect().await?;
+            (peer, connection)
+        };
+        peer.request(&mut self.buffer, "PATCH", path, SUCCESS);
+        let answer = connection.exchange(&self.buffer).await?;
+        let said = if answer.status == 200 { &[][..] } else { connection.body(&answer) };
+        let said = String::from_utf8_lossy(said).into_owned();
+        self.open = Some((peer, connection));
+        Ok((answer.status, said))
     }
 }

@@ -1,6 +1,7 @@
 //! The only place of the benchmark with SQL: what PostgreSQL can do by itself, tables filled without the service, and facts
 //! about the server. Not checked by the compiler, because the tables it writes to are made here.
 
+pub mod fill;
 pub mod limits;
 
 use sqlx::postgres::PgConnectOptions;

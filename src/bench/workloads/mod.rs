@@ -1,10 +1,14 @@
 //! The workloads: what each one does, how large it is, and what it is compared with. Each has a service and tables of its
 //! own, so that none pays for another.
 
+mod compared;
 mod create;
 mod end_to_end;
+mod fan_in;
 mod latency;
+mod lists;
 mod reports;
+mod retry;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +19,7 @@ use uuid::Uuid;
 use super::ground::{Ground, Stage, Usage};
 use super::load::{self, Measured, Requests};
 use super::progress::Progress;
+use super::raw::fill;
 use super::raw::limits::{self, Limit};
 use super::report::{Cost, Figure, Outcome, Raw, Unit, megabytes};
 use super::sink::Sink;
@@ -30,6 +35,7 @@ const CLIENTS: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
+    Http,
     Create1,
     Create1000,
     CreateDag,
@@ -39,10 +45,16 @@ pub enum Workload {
     Chain,
     Patch,
     Put,
+    Retry,
+    E2eFilled,
+    E2eBlocked,
+    FanIn,
+    Lists,
     Memory,
 }
 
-pub const WORKLOADS: [Workload; 10] = [
+pub const WORKLOADS: [Workload; 16] = [
+    Workload::Http,
     Workload::Create1,
     Workload::Create1000,
     Workload::CreateDag,
@@ -52,12 +64,18 @@ pub const WORKLOADS: [Workload; 10] = [
     Workload::Chain,
     Workload::Patch,
     Workload::Put,
+    Workload::Retry,
+    Workload::E2eFilled,
+    Workload::E2eBlocked,
+    Workload::FanIn,
+    Workload::Lists,
     Workload::Memory,
 ];
 
 impl Workload {
     pub fn name(self) -> &'static str {
         match self {
+            Workload::Http => "http",
             Workload::Create1 => "create-1",
             Workload::Create1000 => "create-1000",
             Workload::CreateDag => "create-dag",
@@ -67,12 +85,18 @@ impl Workload {
             Workload::Chain => "chain",
             Workload::Patch => "patch",
             Workload::Put => "put",
+            Workload::Retry => "retry",
+            Workload::E2eFilled => "e2e-filled",
+            Workload::E2eBlocked => "e2e-blocked",
+            Workload::FanIn => "fan-in",
+            Workload::Lists => "lists",
             Workload::Memory => "memory",
         }
     }
 
     pub fn about(self) -> &'static str {
         match self {
+            Workload::Http => "GET /health, 64 clients: what there is without a database",
             Workload::Create1 => "create tasks, one a request, 64 clients",
             Workload::Create1000 => "create tasks, 1,000 a request, 4 clients",
             Workload::CreateDag => "create graphs of 10 x 100 tasks with 3 parents each, 4 clients",
@@ -82,8 +106,22 @@ impl Workload {
             Workload::Chain => "a chain of 50 tasks: from the Success of one to on_start of the next",
             Workload::Patch => "report Success of Running tasks, 64 clients",
             Workload::Put => "raise counters of Running tasks, 64 clients",
+            Workload::Retry => "100,000 tasks fail together, wait for their retry and come back",
+            Workload::E2eFilled => "end to end with 5,000,000 finished tasks in the table, against an empty one",
+            Workload::E2eBlocked => "end to end with 100,000 tasks ahead that a rule blocks, against none",
+            Workload::FanIn => "a batch of 50,000 in which the last waits for all others: the last report",
+            Workload::Lists => "lists, filters and statistics with 5,000,000 finished tasks in the table",
             Workload::Memory => "what the service holds after e2e-50k",
         }
+    }
+
+    /// Whether rows have to be put into its tables past the service, or two services compared.
+    fn needs_own(self) -> bool {
+        matches!(self, Workload::Retry | Workload::E2eFilled | Workload::E2eBlocked)
+    }
+
+    fn wants_filled(self) -> bool {
+        matches!(self, Workload::E2eFilled | Workload::Lists)
     }
 
     pub fn parse(text: &str) -> Result<Workload, String> {
@@ -97,17 +135,22 @@ pub struct Bench<'a> {
     pub sink: &'a Sink,
     pub quick: bool,
     pub scale: f64,
+    pub filled: Option<usize>,
 }
 
 impl Bench<'_> {
     pub async fn run(&self, wanted: &[Workload]) -> Vec<Outcome> {
-        let mut outcomes: Vec<Outcome> = Vec::new();
+        let (mut outcomes, mut filled): (Vec<Outcome>, _) = (Vec::new(), None);
         for workload in wanted {
             let outcome = match workload {
                 Workload::Memory => self.memory(&outcomes).await,
-                workload => self.one(*workload).await,
+                workload => self.one(*workload, &mut filled).await,
             };
             outcomes.push(outcome.unwrap_or_else(|error| Outcome::failed(workload.name(), error)));
+        }
+        if let Some(stage) = filled {
+            // What is left of it goes with the ground.
+            let _ = self.ground.strike(stage).await;
         }
         outcomes
     }
@@ -115,38 +158,74 @@ impl Bench<'_> {
     /// Known already if that workload has been run.
     async fn memory(&self, outcomes: &[Outcome]) -> Result<Outcome, String> {
         let (name, after) = (Workload::Memory.name(), Workload::E2e50k);
+        if !self.ground.is_own() {
+            return Ok(Outcome::skipped(name, "only with a service of its own, without --url"));
+        }
         let earlier = outcomes.iter().find(|outcome| outcome.workload == after.name() && outcome.failed.is_none());
         let outcome = match earlier {
             Some(outcome) => outcome.clone(),
-            None => self.one(after).await?,
+            None => self.one(after, &mut None).await?,
         };
-        let Some(bytes) = outcome.memory else { return Ok(Outcome::skipped(name, "another process, or no /proc")) };
+        let Some(bytes) = outcome.memory else { return Ok(Outcome::skipped(name, "there is no /proc")) };
         let figure = Figure::new("", megabytes(bytes), Unit::Megabytes).reach(80.0);
         let (count, memory) = (outcome.count, outcome.memory);
         Ok(Outcome { workload: name, count, figures: vec![figure], memory, ..Outcome::default() })
     }
 
-    async fn one(&self, workload: Workload) -> Result<Outcome, String> {
+    /// `filled` has the many finished tasks, once a workload has wanted them.
+    async fn one(&self, workload: Workload, filled: &mut Option<Stage>) -> Result<Outcome, String> {
         self.sink.clear().await;
+        let is_own = self.ground.is_own();
+        if workload.needs_own() && !is_own {
+            return Ok(Outcome::skipped(workload.name(), "only with a service of its own, without --url"));
+        }
+        if workload.wants_filled() && is_own && filled.is_none() {
+            *filled = Some(self.filled_stage().await?);
+        }
         let stage = self.ground.stage().await?;
-        let outcome = match workload {
-            Workload::Create1 => create::single(self, &stage).await,
-            Workload::Create1000 => create::bulk(self, &stage).await,
-            Workload::CreateDag => create::dag(self, &stage).await,
-            Workload::E2e5k => end_to_end::plain(self, &stage, self.size(5000, 2000)).await,
-            Workload::E2e50k => end_to_end::plain(self, &stage, self.size(50_000, 10_000)).await,
-            Workload::Latency => latency::idle(self, &stage).await,
-            Workload::Chain => latency::chain(self, &stage).await,
-            Workload::Patch => reports::patch(self, &stage).await,
-            Workload::Put => reports::put(self, &stage).await,
-            Workload::Memory => Err("is no workload of its own".into()),
-        };
-        let outcome = outcome.map(|outcome| Outcome { workload: workload.name(), memory: stage.memory(), ..outcome });
-        if !self.ground.is_own() {
+        let outcome = self.perform(workload, &stage, filled.as_ref().unwrap_or(&stage)).await;
+        let memory = stage.memory();
+        if !is_own {
             cancel(&stage).await?;
         }
         self.ground.strike(stage).await?;
-        outcome
+        let outcome = outcome?;
+        Ok(Outcome { workload: workload.name(), memory: outcome.memory.or(memory), ..outcome })
+    }
+
+    async fn filled_stage(&self) -> Result<Stage, String> {
+        let stage = self.ground.stage().await?;
+        if let Some(database) = &stage.database {
+            let count = self.filled.unwrap_or_else(|| self.size(5_000_000, 200_000));
+            fill::finished(database, count).await?;
+        }
+        Ok(stage)
+    }
+
+    async fn perform(&self, workload: Workload, stage: &Stage, filled: &Stage) -> Result<Outcome, String> {
+        match workload {
+            Workload::Http => reports::health(self, stage).await,
+            Workload::Create1 => create::single(self, stage).await,
+            Workload::Create1000 => create::bulk(self, stage).await,
+            Workload::CreateDag => create::dag(self, stage).await,
+            Workload::E2e5k => end_to_end::plain(self, stage, self.size(5000, 2000)).await,
+            Workload::E2e50k => end_to_end::plain(self, stage, self.size(50_000, 10_000)).await,
+            Workload::Latency => latency::idle(self, stage).await,
+            Workload::Chain => latency::chain(self, stage).await,
+            Workload::Patch => reports::patch(self, stage).await,
+            Workload::Put => reports::put(self, stage).await,
+            Workload::Retry => retry::retry(self, stage).await,
+            Workload::E2eFilled => compared::filled(self, stage, filled).await,
+            Workload::E2eBlocked => {
+                let other = self.ground.stage().await?;
+                let outcome = compared::blocked(self, stage, &other).await;
+                self.ground.strike(other).await?;
+                outcome
+            }
+            Workload::FanIn => fan_in::fan_in(self, stage).await,
+            Workload::Lists => lists::lists(self, filled).await,
+            Workload::Memory => Err("is no workload of its own".into()),
+        }
     }
 
     /// How much of something: as the table of targets has it, less of it in a quick run, at least one.

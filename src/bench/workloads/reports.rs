@@ -1,4 +1,4 @@
-//! Reports about tasks that are Running already.
+//! Requests one by one: reports about tasks that are Running already, and what costs nothing but the request.
 
 use std::sync::Arc;
 
@@ -13,11 +13,21 @@ use crate::bench::report::{Figure, Outcome, Unit};
 use crate::bench::wire::Peer;
 
 /// A request about each of some tasks, in turn.
-struct Report {
+pub struct Report {
     ids: Vec<Uuid>,
     method: &'static str,
     body: &'static [u8],
     expected: u16,
+}
+
+impl Report {
+    pub fn success(ids: Vec<Uuid>) -> Report {
+        Report { ids, method: "PATCH", body: br#"{"status":"Success"}"#, expected: 200 }
+    }
+
+    pub fn failure(ids: Vec<Uuid>) -> Report {
+        Report { ids, method: "PATCH", body: br#"{"status":"Failure","failure_reason":"bench"}"#, expected: 200 }
+    }
 }
 
 impl Requests for Report {
@@ -31,6 +41,30 @@ impl Requests for Report {
     }
 }
 
+struct Health;
+
+impl Requests for Health {
+    fn write(&self, _: usize, peer: &Peer, buffer: &mut Vec<u8>) {
+        peer.request(buffer, "GET", "/health", b"");
+    }
+
+    fn expected(&self) -> u16 {
+        200
+    }
+}
+
+/// More than this no request can reach: it shows what clients and connections take.
+pub async fn health(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+    let (count, requests) = (bench.size(200_000, 50_000), Arc::new(Health));
+    load::run(&stage.peer, CLIENTS, 0..count.div_ceil(10), &requests, &Progress::hidden()).await?;
+    let progress = Progress::start(&format!("{count} times GET /health"), count);
+    let before = stage.usage();
+    let measured = load::run(&stage.peer, CLIENTS, 0..count, &requests, &progress).await?;
+    let cost = cost(before, stage.usage(), count);
+    let figures = vec![Figure::new("", rate(count, measured.elapsed), Unit::RequestsPerSecond)];
+    Ok(Outcome { count, figures, latencies: measured.latencies, cost, ..Outcome::default() })
+}
+
 /// Each task succeeds once.
 pub async fn patch(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
     let count = bench.size(20_000, 4000);
@@ -39,7 +73,7 @@ pub async fn patch(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> 
     let post = running_tasks(stage, count + warm_up).await?;
     let ids = post.ids();
     let count = ids.len() - warm_up;
-    let report = Arc::new(Report { ids, method: "PATCH", body: br#"{"status":"Success"}"#, expected: 200 });
+    let report = Arc::new(Report::success(ids));
     load::run(&stage.peer, CLIENTS, 0..warm_up, &report, &Progress::hidden()).await?;
     let progress = Progress::start(&format!("PATCH {count} tasks"), count);
     let before = stage.usage();

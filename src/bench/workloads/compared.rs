@@ -1,0 +1,68 @@
+//! End to end with something in the way, and without it: two services on two databases take turns, because machines
+//! drift, and the medians are compared.
+
+use std::sync::Arc;
+
+use super::end_to_end::{Through, through};
+use super::{BULK, BULK_CLIENTS, Bench, Post, calling, tasks};
+use crate::bench::ground::Stage;
+use crate::bench::load::{self, Latencies};
+use crate::bench::progress::Progress;
+use crate::bench::report::{Cost, Figure, Outcome, Unit};
+
+const ROUNDS: usize = 3;
+const TARGET: f64 = 0.95;
+
+/// A rule lets one of them execute; it waits for a report that never comes.
+const BLOCKED: &str = r#"{"name":"blocked","kind":"blocked","timeout":86400,"priority":1000,"rules":[{"type":"Concurrency","max_concurrency":1,"matcher":{"kind":"blocked","status":"Running","fields":[]}}]}"#;
+
+/// With many finished tasks in the table.
+pub async fn filled(bench: &Bench<'_>, stage: &Stage, filled: &Stage) -> Result<Outcome, String> {
+    compare(bench, stage, filled, "with finished tasks").await
+}
+
+/// With many tasks at the head of the queue that may not start.
+pub async fn blocked(bench: &Bench<'_>, stage: &Stage, other: &Stage) -> Result<Outcome, String> {
+    let count = bench.size(100_000, 10_000);
+    let bulk = BULK.min(count);
+    let progress = Progress::start(&format!("{count} blocked tasks"), count.div_ceil(bulk));
+    let post = Arc::new(Post::new(other, tasks(bulk, BLOCKED)));
+    load::run(&other.peer, BULK_CLIENTS, 0..count.div_ceil(bulk), &post, &progress).await?;
+    // What comes after all of them in the queue is started when all of them were looked at.
+    let last = calling(bench.sink).replacen('{', r#"{"priority":-1000,"#, 1);
+    let post = Arc::new(Post::new(other, tasks(1, &last)));
+    load::run(&other.peer, 1, 0..1, &post, &Progress::hidden()).await?;
+    bench.sink.next().await?;
+    drop(progress);
+    compare(bench, stage, other, "behind blocked tasks").await
+}
+
+async fn compare(bench: &Bench<'_>, free: &Stage, hindered: &Stage, how: &str) -> Result<Outcome, String> {
+    let count = bench.size(10_000, 2000);
+    for stage in [free, hindered] {
+        through(stage, bench.sink, count.div_ceil(10), "warm up").await?;
+    }
+    let (mut plain, mut slowed) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        plain.push(through(free, bench.sink, count, "end to end").await?);
+        slowed.push(through(hindered, bench.sink, count, how).await?);
+    }
+    let mut latencies = Latencies::default();
+    for one in &slowed {
+        latencies.extend(&one.latencies);
+    }
+    let (plain, cost, with) = (median(&plain).0, median(&slowed).1, median(&slowed).0);
+    let figures = vec![
+        Figure::new("", with, Unit::TasksPerSecond),
+        Figure::new("without", plain, Unit::TasksPerSecond),
+        Figure::new("of that", with / plain, Unit::Times).reach(TARGET),
+    ];
+    Ok(Outcome { count: count * ROUNDS, figures, latencies, cost, memory: hindered.memory(), ..Outcome::default() })
+}
+
+/// The rate and the cost of the round in the middle.
+fn median(rounds: &[Through]) -> (f64, Cost) {
+    let mut sorted: Vec<&Through> = rounds.iter().collect();
+    sorted.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+    sorted.get(sorted.len() / 2).map_or((f64::NAN, Cost::default()), |one| (one.rate, one.cost))
+}

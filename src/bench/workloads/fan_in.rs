@@ -1,0 +1,72 @@
+//! One task that waits for very many: how long the report takes that lets it go.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::reports::Report;
+use super::{Bench, CLIENTS, SILENT, batch_number, cost, locked, millis, rate, settled};
+use crate::bench::ground::Stage;
+use crate::bench::load::{self, Latencies};
+use crate::bench::progress::Progress;
+use crate::bench::raw::limits::Limit;
+use crate::bench::report::{Figure, Outcome, Unit};
+use crate::bench::wire;
+
+pub async fn fan_in(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+    let tasks = bench.size(50_000, 5000).max(3);
+    let rounds = if bench.quick { 1 } else { 3 };
+    let raw = bench.limit_time(stage, Limit::Update, 200).await?;
+    let (mut latencies, mut elapsed) = (Latencies::default(), Duration::ZERO);
+    let before = stage.usage();
+    for _ in 0..rounds {
+        let (parents, last) = round(stage, tasks).await?;
+        elapsed += parents;
+        latencies.add(last);
+    }
+    let slowest = latencies.quantile(1.0).map_or(f64::NAN, millis);
+    let figures = vec![
+        Figure::new("last parent", slowest, Unit::Milliseconds).reach(50.0),
+        Figure::new("other parents", rate(rounds * (tasks - 2), elapsed), Unit::RequestsPerSecond),
+    ];
+    let count = rounds * tasks;
+    let cost = cost(before, stage.usage(), count);
+    Ok(Outcome { count, figures, latencies, cost, raw, ..Outcome::default() })
+}
+
+/// How long all parents but one took, and then that one.
+async fn round(stage: &Stage, tasks: usize) -> Result<(Duration, Duration), String> {
+    let (status, answer) = load::once(&stage.peer, "POST", "/task", body(tasks).as_bytes()).await?;
+    let (batch, ids) = (wire::first_uuid(&answer, "batch_id"), wire::uuids(&answer, "id"));
+    let (Some(batch), 201) = (batch, status) else {
+        return Err(format!("POST /task: {status} {}", String::from_utf8_lossy(&answer[..answer.len().min(300)])));
+    };
+    locked(&stage.made).push(batch);
+    settled(&stage.peer, &[batch], "running", tasks - 1).await?;
+    let report = Arc::new(Report::success(ids));
+    let progress = Progress::start(&format!("fan-in: report {} parents", tasks - 2), tasks - 2);
+    let parents = load::run(&stage.peer, CLIENTS, 0..tasks - 2, &report, &progress).await?;
+    if batch_number(&stage.peer, batch, "/status_counts/waiting").await? != 1 {
+        return Err("the child did not wait for its last parent".into());
+    }
+    let last = load::run(&stage.peer, 1, tasks - 2..tasks - 1, &report, &Progress::hidden()).await?;
+    if batch_number(&stage.peer, batch, "/status_counts/waiting").await? != 0 {
+        return Err("the child was not released by its last parent".into());
+    }
+    Ok((parents.elapsed, last.latencies.quantile(1.0).unwrap_or_default()))
+}
+
+fn body(tasks: usize) -> String {
+    let mut body = String::from("[");
+    for i in 0..tasks - 1 {
+        body.push_str(&SILENT.replacen('{', &format!(r#"{{"id":"{i}","#), 1));
+        body.push(',');
+    }
+    body.push_str(r#"{"name":"bench","kind":"bench","timeout":86400,"dependencies":["#);
+    for i in 0..tasks - 1 {
+        let comma = if i == 0 { "" } else { "," };
+        let _ = write!(body, r#"{comma}{{"id":"{i}"}}"#);
+    }
+    body.push_str("]}]");
+    body
+}

@@ -1,0 +1,140 @@
+//! Retries: very many tasks that fail at the same moment, and how late they come back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::DateTime;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::reports::Report;
+use super::{Bench, CLIENTS, PATIENCE, Post, cost, millis, rate, settled, tasks};
+use crate::bench::ground::Stage;
+use crate::bench::load::{self, Latencies};
+use crate::bench::progress::Progress;
+use crate::bench::raw::fill;
+use crate::bench::raw::limits::Limit;
+use crate::bench::report::{Figure, Outcome, Unit};
+use crate::bench::wire::Peer;
+
+/// A second after the failure, to the microsecond.
+const RETRIED: &str = r#"{"name":"bench","kind":"bench","timeout":86400,"retry":{"max_retries":1,"strategy":"fixed_delay","delay_secs":1,"jitter_ms":0}}"#;
+const DELAY: Duration = Duration::from_secs(1);
+const SAMPLES: usize = 500;
+const LATENESS: f64 = 20.0;
+/// Between failures, where lateness is measured with nothing else going on.
+const REST: Duration = Duration::from_millis(10);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// The tasks time out together: failed by the timeout loop, brought back by the retry loop, and claimed again.
+pub async fn retry(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+    let Some(database) = &stage.database else { return Err("needs a database".into()) };
+    let count = bench.size(100_000, 10_000);
+    let raw = bench.limit_rate(stage, Limit::Update, CLIENTS, count.min(20_000), Unit::TasksPerSecond).await?;
+    let calm = calm(stage, bench.size(100, 50)).await?;
+    let like = *calm.ids.first().ok_or("no task was created")?;
+
+    // Long enough for the rows to be written before the first is due.
+    let ahead = Duration::from_secs(5 + count as u64 / 10_000);
+    let before = Counted::ask(&stage.peer).await?;
+    let (ids, due) = fill::running(database, count, like, ahead).await?;
+    let progress = Progress::start(&format!("retry: {count} tasks time out and come back"), count);
+    tokio::time::sleep_until(due.into()).await;
+    let usage = stage.usage();
+    let (mut seen, mut failing) = (0, None);
+    while seen < count as u64 {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let now = Counted::ask(&stage.peer).await?;
+        if failing.is_none() && now.failed - before.failed >= count as u64 {
+            failing = Some(due.elapsed());
+        }
+        progress.add(now.back - before.back - seen);
+        seen = now.back - before.back;
+        if due.elapsed() > PATIENCE {
+            return Err(format!("{seen} of {count} tasks have come back after {} s", PATIENCE.as_secs()));
+        }
+    }
+    // When all have failed before the first is due there is nothing to do for a while.
+    let idle = failing.map_or(Duration::ZERO, |failing| DELAY.saturating_sub(failing));
+    let elapsed = due.elapsed() - idle;
+    let cost = cost(usage, stage.usage(), count);
+    drop(progress);
+    let step = ids.len().div_ceil(SAMPLES);
+    let sampled: Vec<Uuid> = ids.into_iter().step_by(step).collect();
+    let latencies = lateness(&stage.peer, &sampled).await?;
+    let median = |latencies: &Latencies| latencies.quantile(0.5).map_or(f64::NAN, millis);
+    let figures = vec![
+        Figure::new("", rate(count, elapsed), Unit::TasksPerSecond).reach(10_000.0),
+        Figure::new("late meanwhile, median", median(&latencies), Unit::Milliseconds).reach(LATENESS),
+        Figure::new("late at rest, median", median(&calm.lateness), Unit::Milliseconds).reach(LATENESS),
+    ];
+    Ok(Outcome { count, figures, latencies, cost, raw, ..Outcome::default() })
+}
+
+struct Calm {
+    ids: Vec<Uuid>,
+    lateness: Latencies,
+}
+
+/// A few tasks that fail one after the other.
+async fn calm(stage: &Stage, count: usize) -> Result<Calm, String> {
+    let progress = Progress::start(&format!("retry: {count} tasks, one after the other"), count);
+    let post = Arc::new(Post::new(stage, tasks(count, RETRIED)).keeping_ids());
+    load::run(&stage.peer, 1, 0..1, &post, &Progress::hidden()).await?;
+    settled(&stage.peer, &post.batches(), "running", count).await?;
+    let ids = post.ids();
+    let report = Arc::new(Report::failure(ids.clone()));
+    for i in 0..count {
+        load::run(&stage.peer, 1, i..i + 1, &report, &progress).await?;
+        tokio::time::sleep(REST).await;
+    }
+    // They wait for a report again when they have come back.
+    settled(&stage.peer, &post.batches(), "running", count).await?;
+    let lateness = lateness(&stage.peer, &ids).await?;
+    Ok(Calm { ids, lateness })
+}
+
+/// How many tasks have failed and come back so far, as the service counts them.
+struct Counted {
+    failed: u64,
+    back: u64,
+}
+
+impl Counted {
+    async fn ask(peer: &Peer) -> Result<Counted, String> {
+        let (_, body) = load::once(peer, "GET", "/metrics", b"").await?;
+        let text = String::from_utf8_lossy(&body);
+        let count = |from: &str, to: &str| {
+            let name = format!(r#"reprise_transitions_total{{from="{from}",to="{to}"}} "#);
+            text.lines().find_map(|line| line.strip_prefix(&name)?.trim().parse().ok()).unwrap_or(0)
+        };
+        Ok(Counted { failed: count("running", "retry_pending"), back: count("retry_pending", "pending") })
+    }
+}
+
+/// For each task, from when its retry was due, by its history of executions, until it was in the queue again, by the trail
+/// of its moves.
+async fn lateness(peer: &Peer, ids: &[Uuid]) -> Result<Latencies, String> {
+    let progress = Progress::start("retry: how late they were", ids.len());
+    let mut latencies = Latencies::default();
+    for id in ids {
+        let missing = || format!("task {id}: its retry is not recorded");
+        let attempts = get(peer, &format!("/task/{id}/attempts")).await?;
+        let due = attempts.iter().find_map(|attempt| time(&attempt["next_retry_at"])).ok_or_else(missing)?;
+        let events = get(peer, &format!("/task/{id}/events")).await?;
+        let back = events.iter().find(|event| event["from"] == "RetryPending" && event["to"] == "Pending");
+        let back = back.and_then(|event| time(&event["at"])).ok_or_else(missing)?;
+        latencies.add((back - due).to_std().map_err(|_| format!("task {id} came back before its retry was due"))?);
+        progress.step();
+    }
+    Ok(latencies)
+}
+
+async fn get(peer: &Peer, path: &str) -> Result<Vec<Value>, String> {
+    let (status, body) = load::once(peer, "GET", path, b"").await?;
+    serde_json::from_slice(&body).map_err(|error| format!("GET {path}: {status}: {error}"))
+}
+
+fn time(value: &Value) -> Option<DateTime<chrono::FixedOffset>> {
+    DateTime::parse_from_rfc3339(value.as_str()?).ok()
+}
