@@ -56,7 +56,7 @@ pub async fn retry(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> 
     }
     // When all have failed before the first is due there is nothing to do for a while.
     let idle = failing.map_or(Duration::ZERO, |failing| DELAY.saturating_sub(failing));
-    let elapsed = due.elapsed() - idle;
+    let elapsed = due.elapsed().saturating_sub(idle);
     let cost = cost(usage, stage.usage(), count);
     drop(progress);
     let step = ids.len().div_ceil(SAMPLES);
