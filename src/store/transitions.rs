@@ -4,7 +4,7 @@
 
 mod claim;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -17,7 +17,7 @@ use crate::domain::graph::{self, Edge};
 use crate::domain::lifecycle::{AttemptOutcome, Cause, Moment, Settled, Transition};
 use crate::domain::retry::Final;
 use crate::domain::status::Status;
-use crate::domain::task::Flags;
+use crate::domain::task::{Flags, Task};
 use crate::wake::Hints;
 
 pub use claim::{Claimed, Claims, claim};
@@ -54,14 +54,14 @@ async fn apply_but(tx: &mut Tx, transitions: &[Transition], stopped: Option<Uuid
     Ok(())
 }
 
-/// One pass, however deep the graph is: which tasks can be reached depends on the links alone, so the whole cascade is
-/// found by one query, locked by another and written like any other transitions.
+/// One pass, however deep the graph is: the whole cascade is found by one query, which goes on from alive tasks only,
+/// locked by another and written like any other transitions.
 async fn propagate(tx: &mut Tx, settled: &[Settled], moment: Moment) -> Result<Vec<Transition>> {
     let mut below = Below::find(tx, settled).await?;
     let mut locked = lock::by_ids(tx, &below.children).await?;
     // Links never change, except that a task may get children in a new batch as long as nobody holds it. One that was
-    // locked only now may have got some since the links were read.
-    while locked.tasks.iter().any(|task| task.flags.has(Flags::IN_OTHER_BATCHES)) {
+    // locked only now may have got some since the links were read; and one that had ended then may be alive again.
+    while locked.tasks.iter().any(|task| task.flags.has(Flags::IN_OTHER_BATCHES) || below.stopped_short_of(task)) {
         let again = Below::find(tx, settled).await?;
         let known = again.children == below.children;
         below = again;
@@ -80,6 +80,9 @@ struct Below {
     edges: Vec<Edge>,
     /// In order, each once.
     children: Vec<Uuid>,
+    /// Those that fall if they are alive.
+    needy: HashSet<Uuid>,
+    parents: HashSet<Uuid>,
 }
 
 impl Below {
@@ -92,9 +95,9 @@ impl Below {
             r#"with recursive falling(id) as (
                    select unnest($2::uuid[])
                    union
-                   select l.child_id from falling f cross join lateral (
-                       select child_id from link where parent_id = f.id and requires_success offset 0
-                   ) l
+                   select l.child_id from falling f
+                   cross join lateral (select child_id from link where parent_id = f.id and requires_success offset 0) l
+                   cross join lateral (select from task where id = l.child_id and ended_at is null offset 0) t
                )
                select l.parent_id as "parent_id!", l.child_id as "child_id!", l.requires_success as "requires_success!"
                from link l where l.parent_id = any($1)
@@ -110,7 +113,17 @@ impl Below {
         let mut children: Vec<Uuid> = edges.iter().map(|edge| edge.child).collect();
         children.sort_unstable();
         children.dedup();
-        Ok(Below { edges, children })
+        let good: HashSet<Uuid> = good.iter().map(|s| s.id()).collect();
+        let falls = |edge: &&Edge| edge.requires_success && !good.contains(&edge.parent);
+        let needy = edges.iter().filter(falls).map(|edge| edge.child).collect();
+        let parents = edges.iter().map(|edge| edge.parent).collect();
+        Ok(Below { edges, children, needy, parents })
+    }
+
+    /// It falls, and what is below it was not looked for.
+    fn stopped_short_of(&self, task: &Task) -> bool {
+        let goes_on = !task.status.is_terminal() && task.flags.has(Flags::HAS_CHILDREN);
+        goes_on && self.needy.contains(&task.id) && !self.parents.contains(&task.id)
     }
 }
 

@@ -483,7 +483,9 @@ async fn parents_that_fail_together_take_the_others_with_them() {
             let expected: &[&str] = if *answer == 200 { &["Failure", "Success"] } else { &["Canceled"] };
             assert!(expected.contains(&status.as_str()), "{status} was answered with {answer}");
         }
-        assert_eq!(found.iter().filter(|status| *status == "Failure").count(), 2, "the first one takes all others");
+        // Those that were reported in one transaction fail together, and take all others with them.
+        let failed = found.iter().filter(|status| *status == "Failure").count();
+        assert!(failed >= 2, "{found:?}");
     }
     f.db.assert_books_balance().await;
     for store in [f.store, g.store] {
