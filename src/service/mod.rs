@@ -33,9 +33,9 @@ pub struct Service {
 /// Where requests wait to be done together. Two lanes keep two cores busy; more of them add little but latency.
 #[derive(Debug)]
 struct Lanes {
-    changes: Together<reports::Change, store::Result<Option<reports::Done>>>,
-    signs: Together<Sign, store::Result<Option<()>>>,
-    creations: Together<tasks::Creation, store::Result<store::create::Created>>,
+    changes: Together<reports::Change, Option<reports::Done>>,
+    signs: Together<Sign, Option<()>>,
+    creations: Together<tasks::Creation, store::create::Created>,
 }
 
 impl Default for Lanes {

@@ -60,8 +60,7 @@ impl Service {
     pub async fn patch(&self, id: Uuid, patch: Patch) -> Result<WholeTask> {
         let run = patch.run;
         let job = Change { id, patch, actor: self.actor.clone() };
-        let done = self.lanes.changes.submit(job.clone(), |jobs| self.change(jobs)).await;
-        let done = match done.ok_or_else(|| Error::Store(store::Error::broken_off()))?? {
+        let done = match self.lanes.changes.submit(job.clone(), |jobs| self.change(jobs)).await? {
             Some(done) => done,
             None => retrying(|| self.change_alone(&job)).await?,
         };
@@ -72,8 +71,7 @@ impl Service {
     pub async fn progress(&self, id: Uuid, run: Option<i32>, counters: Progress) -> Result<()> {
         let Progress { success, failures } = counters;
         let sign = Sign { id, run, success, failures, expected_count: None, priority: None };
-        let written = self.lanes.signs.submit(sign.clone(), |signs| self.sign(signs)).await;
-        let written = match written.ok_or_else(|| Error::Store(store::Error::broken_off()))?? {
+        let written = match self.lanes.signs.submit(sign.clone(), |signs| self.sign(signs)).await? {
             Some(()) => true,
             None => retrying(|| self.sign_alone(&sign)).await?,
         };

@@ -70,8 +70,7 @@ impl Service {
         let created = if key.is_some() || compares {
             retrying(|| self.create_alone(&wanted, key)).await?.ok_or(Error::KeyReused)?
         } else {
-            let created = self.lanes.creations.submit(wanted, |jobs| self.create_together(jobs)).await;
-            created.ok_or_else(|| Error::Store(store::Error::broken_off()))??
+            self.lanes.creations.submit(wanted, |jobs| self.create_together(jobs)).await?
         };
         let view = |made: &create::CreatedTask| {
             let task = &batch.tasks[made.position];

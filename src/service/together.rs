@@ -19,10 +19,13 @@ pub trait Job: Send {
         Self: Sized;
 }
 
+/// Jobs in their order, and whom to tell what came of each.
+type Waiting<J, A> = VecDeque<(J, oneshot::Sender<store::Result<A>>)>;
+
 /// A queue of jobs with a few lanes, each of which does one batch at a time.
 #[derive(Debug)]
 pub struct Together<J, A> {
-    waiting: Mutex<VecDeque<(J, oneshot::Sender<A>)>>,
+    waiting: Mutex<Waiting<J, A>>,
     lanes: Semaphore,
     most: usize,
 }
@@ -33,24 +36,33 @@ impl<J: Job, A> Together<J, A> {
         Together { waiting: Mutex::default(), lanes: Semaphore::new(lanes), most }
     }
 
-    /// Has `job` done by `work`, alone or with others; `work` answers them in their order. `None` if whoever was to do it
-    /// broke down.
-    pub async fn submit<Fut>(&self, job: J, work: impl Fn(Vec<J>) -> Fut) -> Option<A>
+    /// Has `job` done by `work`, alone or with others; `work` answers them in their order.
+    pub async fn submit<Fut>(&self, job: J, work: impl Fn(Vec<J>) -> Fut) -> store::Result<A>
     where
-        Fut: Future<Output = Vec<A>>,
+        Fut: Future<Output = Vec<store::Result<A>>>,
     {
         let (tell, mut told) = oneshot::channel();
         self.waiting().push_back((job, tell));
         loop {
             let lane = tokio::select! {
                 biased;
-                answer = &mut told => return answer.ok(),
-                lane = self.lanes.acquire() => lane.ok()?,
+                // Whoever was to do it may have broken down.
+                answer = &mut told => return answer.unwrap_or_else(|_| Err(store::Error::broken_off())),
+                lane = self.lanes.acquire() => lane.map_err(|_| store::Error::broken_off())?,
             };
-            let (jobs, tell): (Vec<J>, Vec<oneshot::Sender<A>>) = self.take().into_iter().unzip();
+            let (jobs, tell): (Vec<J>, Vec<_>) = self.take().into_iter().unzip();
             if !jobs.is_empty() {
+                let mut away = None;
                 for (answer, tell) in work(jobs).await.into_iter().zip(tell) {
+                    away = away.or(answer.as_ref().err().filter(|e| e.is_unavailable()).map(store::Error::copy));
                     let _ = tell.send(answer);
+                }
+                // Where there was no database for these there is none for the next ones, and each would find that out by
+                // waiting for a connection, one after the other.
+                if let Some(away) = away {
+                    for (_, tell) in self.waiting().drain(..) {
+                        let _ = tell.send(Err(away.copy()));
+                    }
                 }
             }
             drop(lane);
@@ -58,7 +70,7 @@ impl<J: Job, A> Together<J, A> {
     }
 
     /// The first, and with it whatever goes with those before it. The others keep their order.
-    fn take(&self) -> Vec<(J, oneshot::Sender<A>)> {
+    fn take(&self) -> Waiting<J, A> {
         let mut waiting = self.waiting();
         let mut jobs: Vec<J> = Vec::new();
         let (mut tell, mut left) = (Vec::new(), VecDeque::new());
@@ -77,7 +89,7 @@ impl<J: Job, A> Together<J, A> {
         jobs.into_iter().zip(tell).collect()
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<(J, oneshot::Sender<A>)>> {
+    fn waiting(&self) -> MutexGuard<'_, Waiting<J, A>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -125,9 +137,13 @@ mod tests {
         }
     }
 
-    async fn double(jobs: Vec<Number>) -> Vec<u32> {
+    async fn double(jobs: Vec<Number>) -> Vec<store::Result<u32>> {
         tokio::task::yield_now().await;
-        jobs.iter().map(|job| job.0 * 2).collect()
+        jobs.iter().map(|job| Ok(job.0 * 2)).collect()
+    }
+
+    fn numbers(answers: Vec<store::Result<u32>>) -> Vec<u32> {
+        answers.into_iter().map(Result::unwrap).collect()
     }
 
     #[tokio::test]
@@ -141,8 +157,7 @@ mod tests {
                 double(jobs)
             })
         });
-        let answers: Vec<Option<u32>> = join_all(all).await;
-        assert_eq!(answers, (0..100).map(|n| Some(n * 2)).collect::<Vec<_>>());
+        assert_eq!(numbers(join_all(all).await), (0..100).map(|n| n * 2).collect::<Vec<_>>());
         let batches = batches.load(Ordering::Relaxed);
         assert!(batches < 20, "{batches} batches");
     }
@@ -155,7 +170,7 @@ mod tests {
                 assert_eq!(jobs.len(), 1);
                 double(jobs)
             });
-            assert_eq!(answer.await, Some(n * 2));
+            assert_eq!(answer.await.unwrap(), n * 2);
         }
     }
 
@@ -163,7 +178,21 @@ mod tests {
     async fn the_same_again_goes_into_the_next_batch() {
         let together = Together::new(1, 10);
         let all = [4, 4, 6, 4].map(|n| together.submit(Number(n), double));
-        assert_eq!(join_all(all).await, [Some(8), Some(8), Some(12), Some(8)]);
+        assert_eq!(numbers(join_all(all).await), [8, 8, 12, 8]);
+    }
+
+    #[tokio::test]
+    async fn where_there_is_no_database_nobody_waits_for_it_in_turn() {
+        let (together, tried) = (Together::new(1, 10), AtomicUsize::new(0));
+        let all = [4; 20].map(|n| {
+            together.submit(Number(n), async |jobs: Vec<Number>| {
+                tried.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                jobs.iter().map(|_| Err::<u32, _>(store::Error::broken_off())).collect()
+            })
+        });
+        assert!(join_all(all).await.iter().all(|answer| answer.as_ref().is_err_and(store::Error::is_unavailable)));
+        assert_eq!(tried.into_inner(), 1);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -182,9 +211,9 @@ mod tests {
         let mut broken = 0;
         for (n, answer) in (0..).zip(join_all(all).await) {
             match answer {
-                Ok(Some(answer)) => assert_eq!(answer, n * 2),
+                Ok(Ok(answer)) => assert_eq!(answer, n * 2),
                 // Whose work it was, or who did it.
-                Ok(None) | Err(_) => broken += 1,
+                Ok(Err(_)) | Err(_) => broken += 1,
             }
         }
         assert!((1..=2).contains(&broken), "{broken}");
