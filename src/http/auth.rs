@@ -2,6 +2,7 @@
 //! never show a key or a token, neither in an answer nor in a log.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::header::AUTHORIZATION;
@@ -32,16 +33,16 @@ pub struct Door {
 /// The service, on behalf of whoever sent the request.
 pub struct Caller(pub Service);
 
-impl FromRequestParts<Api> for Caller {
+impl FromRequestParts<Arc<Api>> for Caller {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Caller, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Caller, Infallible> {
         let actor = parts.extensions.get::<Actor>().cloned().unwrap_or(Actor::Api);
         Ok(Caller(api.service.by(actor)))
     }
 }
 
-pub async fn guard(State(api): State<Api>, mut request: Request, next: Next) -> Result<Response, Problem> {
+pub async fn guard(State(api): State<Arc<Api>>, mut request: Request, next: Next) -> Result<Response, Problem> {
     let actor = api.door.admit(&request)?;
     if let Actor::Person(name) = &actor {
         tracing::Span::current().record("caller", name.as_str());

@@ -1,5 +1,7 @@
 //! `/batches`, `/batch/{id}`, `/batch/{id}/rules`, `/dag/{batch_id}`
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -35,7 +37,7 @@ use crate::store::query::BatchFilter;
          content_type = "application/problem+json"),
     )
 )]
-pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, Problem> {
+pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Response, Problem> {
     let filter = BatchFilter { scope: query.text("scope"), metadata: query.object("metadata") };
     let (page, size) = query.page::<Uuid>();
     query.close()?;
@@ -58,7 +60,7 @@ pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, 
          content_type = "application/problem+json"),
     )
 )]
-pub async fn get(State(api): State<Api>, Id(id): Id) -> Result<Json<Batch>, Problem> {
+pub async fn get(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Json<Batch>, Problem> {
     Ok(Json(api.service.batch(id).await?))
 }
 
@@ -76,7 +78,7 @@ pub async fn get(State(api): State<Api>, Id(id): Id) -> Result<Json<Batch>, Prob
          content_type = "application/problem+json"),
     )
 )]
-pub async fn stop(State(api): State<Api>, Caller(service): Caller, Id(id): Id) -> Result<Json<StoppedBatch>, Problem> {
+pub async fn stop(State(api): State<Arc<Api>>, Caller(service): Caller, Id(id): Id) -> Result<Json<StoppedBatch>, Problem> {
     Ok(Json(api.unbroken(async move { service.stop(id).await }).await?))
 }
 
@@ -99,7 +101,7 @@ pub async fn stop(State(api): State<Api>, Caller(service): Caller, Id(id): Id) -
     )
 )]
 pub async fn change_rules(
-    State(api): State<Api>,
+    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id,
     Body(body): Body,
@@ -123,6 +125,6 @@ pub async fn change_rules(
          content_type = "application/problem+json"),
     )
 )]
-pub async fn dag(State(api): State<Api>, Id(id): Id) -> Result<Json<Dag>, Problem> {
+pub async fn dag(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Json<Dag>, Problem> {
     Ok(Json(api.service.dag(id).await?))
 }

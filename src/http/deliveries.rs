@@ -1,5 +1,7 @@
 //! `/webhook-deliveries`
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -32,7 +34,7 @@ use crate::store::query::DeliveryFilter;
          content_type = "application/problem+json"),
     )
 )]
-pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, Problem> {
+pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Response, Problem> {
     let filter = DeliveryFilter {
         id: None,
         status: query.parsed("status", "pending, success or exhausted", DeliveryStatus::parse),
@@ -62,7 +64,7 @@ pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, 
     )
 )]
 pub async fn redeliver(
-    State(api): State<Api>,
+    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id<i64>,
 ) -> Result<Json<Delivery>, Problem> {

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::http::StatusCode;
@@ -22,10 +23,10 @@ const STILL_READ: usize = 64 * 1024 * 1024;
 /// The body as JSON, whatever its content type says; an empty one is `{}`.
 pub struct Body(pub Value);
 
-impl FromRequest<Api> for Body {
+impl FromRequest<Arc<Api>> for Body {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, api: &Api) -> Result<Body, Problem> {
+    async fn from_request(request: Request, api: &Arc<Api>) -> Result<Body, Problem> {
         let most = api.max_body_bytes;
         let too_large = || {
             let detail = format!("body: must have at most {most} bytes (MAX_BODY_BYTES)");
@@ -55,7 +56,7 @@ impl FromRequest<Api> for Body {
     }
 }
 
-fn too_slow(api: &Api) -> Problem {
+fn too_slow(api: &Arc<Api>) -> Problem {
     let secs = api.request_time.as_secs();
     Problem::new(
         StatusCode::REQUEST_TIMEOUT,
@@ -66,10 +67,10 @@ fn too_slow(api: &Api) -> Problem {
 /// A path parameter called `id` or `batch_id`.
 pub struct Id<T = Uuid>(pub T);
 
-impl<T: FromStr> FromRequestParts<Api> for Id<T> {
+impl<T: FromStr> FromRequestParts<Arc<Api>> for Id<T> {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Id<T>, Problem> {
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Id<T>, Problem> {
         let params = RawPathParams::from_request_parts(parts, api)
             .await
             .map_err(|_| Problem::invalid(vec!["path: is not valid UTF-8".into()]))?;
@@ -85,10 +86,10 @@ impl<T: FromStr> FromRequestParts<Api> for Id<T> {
 /// A path parameter that names a kind of task.
 pub struct Kind(pub String);
 
-impl FromRequestParts<Api> for Kind {
+impl FromRequestParts<Arc<Api>> for Kind {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Kind, Problem> {
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Kind, Problem> {
         let params = RawPathParams::from_request_parts(parts, api)
             .await
             .map_err(|_| Problem::invalid(vec!["kind: is not valid UTF-8".into()]))?;

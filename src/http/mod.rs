@@ -42,7 +42,6 @@ pub use openapi::document;
 pub use server::serve;
 
 /// What the handlers work with.
-#[derive(Clone)]
 pub struct Api {
     pub service: Service,
     pub limits: Limits,
@@ -75,14 +74,14 @@ impl Api {
     }
 }
 
-fn router(api: Api) -> Router {
+fn router(api: Arc<Api>) -> Router {
     let (routes, document) = openapi::routes().split_for_parts();
     let request_id = HeaderName::from_static("x-request-id");
     routes
         .merge(SwaggerUi::new("/docs").url("/openapi.json", document))
         .fallback(error::no_such_path)
         .method_not_allowed_fallback(error::no_such_method)
-        .with_state(api.clone())
+        .with_state(Arc::clone(&api))
         .layer(
             ServiceBuilder::new()
                 .layer(SetRequestIdLayer::new(request_id.clone(), MakeRequestUuid))

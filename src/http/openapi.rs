@@ -1,5 +1,7 @@
 //! The router is the description: what is not registered here does not exist.
 
+use std::sync::Arc;
+
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -25,7 +27,7 @@ use super::{Api, batches, deliveries, retries, security, system, tasks};
 )]
 struct Description;
 
-pub fn routes() -> OpenApiRouter<Api> {
+pub fn routes() -> OpenApiRouter<Arc<Api>> {
     let mut routes = OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(tasks::create, tasks::list))
         .routes(routes!(tasks::get, tasks::patch, tasks::put, tasks::cancel))

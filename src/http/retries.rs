@@ -1,5 +1,7 @@
 //! Retries by hand, the history of a task, default policies, statistics.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -33,7 +35,7 @@ use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedT
     )
 )]
 pub async fn task(
-    State(api): State<Api>,
+    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id,
     Body(body): Body,
@@ -59,7 +61,7 @@ pub async fn task(
     )
 )]
 pub async fn batch(
-    State(api): State<Api>,
+    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id,
     Body(body): Body,
@@ -87,7 +89,7 @@ pub async fn batch(
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn attempts(State(api): State<Api>, Id(id): Id, mut query: Query) -> Result<Response, Problem> {
+pub async fn attempts(State(api): State<Arc<Api>>, Id(id): Id, mut query: Query) -> Result<Response, Problem> {
     let (page, size) = query.page::<i32>();
     query.close()?;
     let attempts = api.service.attempts(id, page, size).await?;
@@ -114,7 +116,7 @@ pub async fn attempts(State(api): State<Api>, Id(id): Id, mut query: Query) -> R
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn events(State(api): State<Api>, Id(id): Id, mut query: Query) -> Result<Response, Problem> {
+pub async fn events(State(api): State<Arc<Api>>, Id(id): Id, mut query: Query) -> Result<Response, Problem> {
     let (page, size) = query.page::<i64>();
     query.close()?;
     let events = api.service.events(id, page, size).await?;
@@ -137,7 +139,7 @@ pub async fn events(State(api): State<Api>, Id(id): Id, mut query: Query) -> Res
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn stats(State(api): State<Api>, mut query: Query) -> Result<Json<RetryStats>, Problem> {
+pub async fn stats(State(api): State<Arc<Api>>, mut query: Query) -> Result<Json<RetryStats>, Problem> {
     let (kind, since) = (query.text("kind"), query.timestamp("since"));
     query.close()?;
     Ok(Json(api.service.retry_stats(kind.as_deref(), since).await?))
@@ -153,7 +155,7 @@ pub async fn stats(State(api): State<Api>, mut query: Query) -> Result<Json<Retr
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn policies(State(api): State<Api>) -> Result<Json<Vec<KindPolicy>>, Problem> {
+pub async fn policies(State(api): State<Arc<Api>>) -> Result<Json<Vec<KindPolicy>>, Problem> {
     Ok(Json(api.service.policies().await?))
 }
 
@@ -172,7 +174,7 @@ pub async fn policies(State(api): State<Api>) -> Result<Json<Vec<KindPolicy>>, P
     )
 )]
 pub async fn put_policy(
-    State(api): State<Api>,
+    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Kind(kind): Kind,
     Body(body): Body,

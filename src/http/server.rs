@@ -2,6 +2,7 @@
 //! limit on the headers of a request: anybody could keep connections open for ever. Must not look into requests.
 
 use std::pin::pin;
+use std::sync::Arc;
 
 use axum::serve::Listener;
 use hyper::server::conn::http1;
@@ -18,7 +19,7 @@ pub async fn serve(mut listener: TcpListener, api: Api, stop: CancellationToken)
     let mut protocol = http1::Builder::new();
     // It also ends connections on which nothing has come for so long.
     protocol.timer(TokioTimer::new()).header_read_timeout(api.request_time);
-    let service = TowerToHyperService::new(router(api));
+    let service = TowerToHyperService::new(router(Arc::new(api)));
     let connections = TaskTracker::new();
     loop {
         let (stream, _) = tokio::select! {

@@ -1,5 +1,7 @@
 //! For those who operate the service: health, readiness, metrics.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -40,7 +42,7 @@ pub async fn health() -> Json<Health> {
          content_type = "application/problem+json"),
     )
 )]
-pub async fn ready(State(api): State<Api>) -> Result<Json<Health>, Problem> {
+pub async fn ready(State(api): State<Arc<Api>>) -> Result<Json<Health>, Problem> {
     if api.ending.is_cancelled() {
         return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the service is shutting down"));
     }
@@ -55,7 +57,7 @@ pub async fn ready(State(api): State<Api>) -> Result<Json<Health>, Problem> {
     get, path = "/metrics", operation_id = "metrics", tag = "system",
     responses((status = 200, description = "Prometheus text format", body = String, content_type = "text/plain"))
 )]
-pub async fn metrics(State(api): State<Api>) -> impl IntoResponse {
+pub async fn metrics(State(api): State<Arc<Api>>) -> impl IntoResponse {
     let store = api.service.store();
     let (size, idle) = store.pool_use();
     let idle = u32::try_from(idle).unwrap_or(size).min(size);

@@ -1,5 +1,6 @@
 //! `/task`
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -47,7 +48,7 @@ use crate::store::query::TaskFilter;
     )
 )]
 pub async fn create(
-    State(api): State<Api>,
+    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     headers: HeaderMap,
     Body(body): Body,
@@ -88,7 +89,7 @@ pub async fn create(
          content_type = "application/problem+json"),
     )
 )]
-pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, Problem> {
+pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Response, Problem> {
     let filter = TaskFilter {
         statuses: query.parsed("status", STATUSES, statuses).unwrap_or_default(),
         kind: query.text("kind"),
@@ -126,7 +127,7 @@ pub async fn list(State(api): State<Api>, mut query: Query) -> Result<Response, 
          content_type = "application/problem+json"),
     )
 )]
-pub async fn get(State(api): State<Api>, Id(id): Id, query: Query) -> Result<Json<WholeTask>, Problem> {
+pub async fn get(State(api): State<Arc<Api>>, Id(id): Id, query: Query) -> Result<Json<WholeTask>, Problem> {
     Ok(Json(api.service.task(id, run_of(query)?).await?))
 }
 
@@ -154,7 +155,7 @@ pub async fn get(State(api): State<Api>, Id(id): Id, query: Query) -> Result<Jso
     )
 )]
 pub async fn patch(
-    State(api): State<Api>,
+    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id,
     query: Query,
@@ -195,7 +196,7 @@ pub async fn patch(
     )
 )]
 pub async fn put(
-    State(api): State<Api>,
+    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id,
     query: Query,
@@ -223,7 +224,7 @@ pub async fn put(
          content_type = "application/problem+json"),
     )
 )]
-pub async fn cancel(State(api): State<Api>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+pub async fn cancel(State(api): State<Arc<Api>>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
     Ok(Json(api.unbroken(async move { service.cancel(id).await }).await?))
 }
 
@@ -243,7 +244,7 @@ pub async fn cancel(State(api): State<Api>, Caller(service): Caller, Id(id): Id)
          content_type = "application/problem+json"),
     )
 )]
-pub async fn pause(State(api): State<Api>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+pub async fn pause(State(api): State<Arc<Api>>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
     Ok(Json(api.unbroken(async move { service.pause(id).await }).await?))
 }
 
@@ -262,7 +263,7 @@ pub async fn pause(State(api): State<Api>, Caller(service): Caller, Id(id): Id) 
          content_type = "application/problem+json"),
     )
 )]
-pub async fn resume(State(api): State<Api>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+pub async fn resume(State(api): State<Arc<Api>>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
     Ok(Json(api.unbroken(async move { service.resume(id).await }).await?))
 }
 

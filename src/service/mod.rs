@@ -40,7 +40,7 @@ struct Lanes {
 
 impl Default for Lanes {
     fn default() -> Lanes {
-        Lanes { changes: Together::new(2, 200), signs: Together::new(2, 500), creations: Together::new(2, 200) }
+        { let l = std::env::var("LANES").ok().and_then(|v| v.parse().ok()).unwrap_or(2); Lanes { changes: Together::new(l, 200), signs: Together::new(l, 500), creations: Together::new(l, 200) } }
     }
 }
 

@@ -62,7 +62,7 @@ impl Service {
         let job = Change { id, patch, actor: self.actor.clone() };
         let done = match self.lanes.changes.submit(job.clone(), |jobs| self.change(jobs)).await? {
             Some(done) => done,
-            None => retrying(|| self.change_alone(&job)).await?,
+            None => Box::pin(retrying(|| self.change_alone(&job))).await?,
         };
         self.answer(id, done, run)
     }
@@ -73,7 +73,7 @@ impl Service {
         let sign = Sign { id, run, success, failures, expected_count: None, priority: None };
         let written = match self.lanes.signs.submit(sign.clone(), |signs| self.sign(signs)).await? {
             Some(()) => true,
-            None => retrying(|| self.sign_alone(&sign)).await?,
+            None => Box::pin(retrying(|| self.sign_alone(&sign))).await?,
         };
         if written {
             return Ok(());

@@ -68,7 +68,7 @@ impl Service {
         };
         let compares = batch.tasks.iter().any(|task| !task.dedupe_strategy.is_empty());
         let created = if key.is_some() || compares {
-            retrying(|| self.create_alone(&wanted, key)).await?.ok_or(Error::KeyReused)?
+            Box::pin(retrying(|| self.create_alone(&wanted, key))).await?.ok_or(Error::KeyReused)?
         } else {
             self.lanes.creations.submit(wanted, |jobs| self.create_together(jobs)).await?
         };

@@ -53,7 +53,8 @@ impl<J: Job, A> Together<J, A> {
             let (jobs, tell): (Vec<J>, Vec<_>) = self.take().into_iter().unzip();
             if !jobs.is_empty() {
                 let mut away = None;
-                for (answer, tell) in work(jobs).await.into_iter().zip(tell) {
+                // On the heap: all those who wait would carry its state with them, tens of kilobytes each.
+                for (answer, tell) in Box::pin(work(jobs)).await.into_iter().zip(tell) {
                     away = away.or(answer.as_ref().err().filter(|e| e.is_unavailable()).map(store::Error::copy));
                     let _ = tell.send(answer);
                 }

@@ -27,7 +27,9 @@ pub mod stats;
 pub mod transitions;
 mod tx;
 
+use std::ops::Deref;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::PgPool;
@@ -43,7 +45,10 @@ pub use tx::{Actor, Tx};
 
 /// A pool of connections and what every statement needs to know of its instance.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct Store(Arc<Inner>);
+
+#[derive(Clone, Debug)]
+pub struct Inner {
     pool: PgPool,
     clock: Clock,
     wake: Wake,
@@ -52,6 +57,14 @@ pub struct Store {
     policies: policies::Cache,
     matchers: slots::Cache,
     fair: fairness::InUse,
+}
+
+impl Deref for Store {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
 }
 
 impl Store {
@@ -75,7 +88,7 @@ impl Store {
             .max_connections(max_connections)
             .acquire_timeout(Duration::from_secs(5))
             .connect_lazy_with(options);
-        Ok(Store {
+        Ok(Store(Arc::new(Inner {
             pool,
             clock,
             wake: Wake::default(),
@@ -84,7 +97,7 @@ impl Store {
             policies: policies::Cache::default(),
             matchers: slots::Cache::default(),
             fair: fairness::InUse::default(),
-        })
+        })))
     }
 
     /// The same with connections of its own: however many requests there are, the loops and their leases go on.
@@ -92,7 +105,7 @@ impl Store {
     pub fn with_own_pool(&self, max_connections: u32) -> Store {
         let options = self.pool.connect_options().as_ref().clone();
         let pool = self.pool.options().clone().max_connections(max_connections).connect_lazy_with(options);
-        Store { pool, ..self.clone() }
+        Store(Arc::new(Inner { pool, ..Inner::clone(self) }))
     }
 
     pub fn clock(&self) -> &Clock {
