@@ -31,7 +31,7 @@ impl Service {
     pub async fn start(database_url: &str, settings: &[(&str, String)]) -> Result<Service, String> {
         let cannot = |error: std::io::Error| format!("the service cannot be started: {error}");
         let program = std::env::current_exe().map_err(cannot)?;
-        let kept = ["PATH", "HOME", "TMPDIR", "LANES"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+        let kept = ["PATH", "HOME", "TMPDIR"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         let mut child = Command::new("/bin/sh")
             .args(["-c", ON_LEASH, "sh"])
             .arg(program)

@@ -78,7 +78,11 @@ pub async fn get(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Json<Batch>,
          content_type = "application/problem+json"),
     )
 )]
-pub async fn stop(State(api): State<Arc<Api>>, Caller(service): Caller, Id(id): Id) -> Result<Json<StoppedBatch>, Problem> {
+pub async fn stop(
+    State(api): State<Arc<Api>>,
+    Caller(service): Caller,
+    Id(id): Id,
+) -> Result<Json<StoppedBatch>, Problem> {
     Ok(Json(api.unbroken(async move { service.stop(id).await }).await?))
 }
 

@@ -224,7 +224,11 @@ pub async fn put(
          content_type = "application/problem+json"),
     )
 )]
-pub async fn cancel(State(api): State<Arc<Api>>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+pub async fn cancel(
+    State(api): State<Arc<Api>>,
+    Caller(service): Caller,
+    Id(id): Id,
+) -> Result<Json<WholeTask>, Problem> {
     Ok(Json(api.unbroken(async move { service.cancel(id).await }).await?))
 }
 
@@ -244,7 +248,11 @@ pub async fn cancel(State(api): State<Arc<Api>>, Caller(service): Caller, Id(id)
          content_type = "application/problem+json"),
     )
 )]
-pub async fn pause(State(api): State<Arc<Api>>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+pub async fn pause(
+    State(api): State<Arc<Api>>,
+    Caller(service): Caller,
+    Id(id): Id,
+) -> Result<Json<WholeTask>, Problem> {
     Ok(Json(api.unbroken(async move { service.pause(id).await }).await?))
 }
 
@@ -263,7 +271,11 @@ pub async fn pause(State(api): State<Arc<Api>>, Caller(service): Caller, Id(id):
          content_type = "application/problem+json"),
     )
 )]
-pub async fn resume(State(api): State<Arc<Api>>, Caller(service): Caller, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+pub async fn resume(
+    State(api): State<Arc<Api>>,
+    Caller(service): Caller,
+    Id(id): Id,
+) -> Result<Json<WholeTask>, Problem> {
     Ok(Json(api.unbroken(async move { service.resume(id).await }).await?))
 }
 

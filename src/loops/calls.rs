@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -25,6 +25,8 @@ use crate::webhook::{Call, Client, Place};
 
 /// Calls begun together at most.
 const AT_ONCE: usize = 200;
+/// Claims looked at again together at most.
+const ASKED: usize = 500;
 /// A claim that is older than this may have been canceled meanwhile: it is looked at again before the call.
 const FRESH: Duration = Duration::from_millis(10);
 
@@ -32,7 +34,6 @@ const FRESH: Duration = Duration::from_millis(10);
 pub(super) struct Queued {
     pub claimed: Claimed,
     pub action: Action,
-    pub since: Instant,
     /// Among the calls to its receiver, once it has one.
     pub place: Option<Place>,
 }
@@ -59,7 +60,7 @@ impl Queue {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.waiting().len()
     }
 
@@ -120,7 +121,13 @@ impl Caller {
         loop {
             tokio::select! {
                 () = self.queue.not_empty() => {}
-                Some(queued) = aside.next() => self.queue.come_back(queued),
+                Some(queued) = aside.next() => {
+                    let mut ready = vec![queued];
+                    while let Some(Some(queued)) = aside.next().now_or_never() {
+                        ready.push(queued);
+                    }
+                    ready.into_iter().rev().for_each(|queued| self.queue.come_back(queued));
+                }
             }
             let Ok(first) = Arc::clone(&self.calls).acquire_owned().await else { return };
             let mut permits = vec![first];
@@ -155,20 +162,18 @@ impl Caller {
         queued
     }
 
-    /// Asks the database about those that have waited: what was canceled, or lost to another instance, is not called.
+    /// Asks the database if some of them have waited: what was canceled, or lost to another instance, is not called.
+    /// Those behind them are asked about as well. Under load calls begin one by one, and each would have to ask.
     async fn drop_lost(&self, batch: &[Queued]) {
-        let waited: Vec<(Uuid, i32)> = batch
-            .iter()
-            .filter(|queued| queued.since.elapsed() > FRESH)
-            .map(|queued| (queued.claimed.id, queued.claimed.run))
-            .collect();
-        if waited.is_empty() {
+        let asked = self.held.doubtful(batch);
+        if asked.is_empty() {
             return;
         }
         let mut wait = Duration::from_millis(50);
         loop {
-            match lease::renew(&self.store, &waited, self.lease).await {
-                Ok(ours) => return self.held.keep(&waited, &ours),
+            let at = Instant::now();
+            match lease::confirm(&self.store, &asked, self.lease).await {
+                Ok(ours) => return self.held.keep(&asked, &ours, at),
                 Err(error) => tracing::warn!(%error, "nothing is called: it is not known whether it may be"),
             }
             tokio::time::sleep(wait).await;
@@ -233,8 +238,9 @@ impl Keeper {
         if held.is_empty() {
             return Ok(());
         }
+        let at = Instant::now();
         let ours = lease::renew(&self.store, &held, self.lease).await?;
-        self.held.keep(&held, &ours);
+        self.held.keep(&held, &ours, at);
         Ok(())
     }
 
@@ -281,6 +287,8 @@ pub(super) struct Held(Arc<Mutex<HashMap<Uuid, Holding>>>);
 #[derive(Clone, Copy)]
 struct Holding {
     run: i32,
+    /// When it was last known to be ours.
+    known: Instant,
     /// Its webhook has been called: from here on only the answer ends it.
     called: bool,
 }
@@ -294,8 +302,23 @@ impl Held {
         self.map().len()
     }
 
-    pub fn take(&self, id: Uuid, run: i32) {
-        self.map().insert(id, Holding { run, called: false });
+    pub fn take(&self, id: Uuid, run: i32, known: Instant) {
+        self.map().insert(id, Holding { run, known, called: false });
+    }
+
+    /// If it is not certain that all of these are still ours: which to ask about. With them go others that are still to
+    /// be called, those first that have not been asked about for longest.
+    fn doubtful(&self, batch: &[Queued]) -> Vec<(Uuid, i32)> {
+        let map = self.map();
+        let old = |holding: &Holding| !holding.called && holding.known.elapsed() > FRESH;
+        if !batch.iter().any(|queued| map.get(&queued.claimed.id).is_some_and(old)) {
+            return Vec::new();
+        }
+        let soon: HashSet<Uuid> = batch.iter().map(|queued| queued.claimed.id).collect();
+        let mut doubtful: Vec<(bool, Instant, Uuid, i32)> =
+            map.iter().filter(|(_, h)| old(h)).map(|(id, h)| (!soon.contains(id), h.known, *id, h.run)).collect();
+        doubtful.sort_unstable();
+        doubtful.into_iter().take(ASKED).map(|(_, _, id, run)| (id, run)).collect()
     }
 
     /// False if it is no longer ours to call.
@@ -313,13 +336,18 @@ impl Held {
         self.map().iter().map(|(id, holding)| (*id, holding.run)).collect()
     }
 
-    /// Of those that were `asked` about, only `ours` are still ours; what is not and was not called is dropped.
-    fn keep(&self, asked: &[(Uuid, i32)], ours: &[Uuid]) {
+    /// Of those that were `asked` about, only `ours` were still ours `at` that time; what was not and is not called yet
+    /// is dropped.
+    fn keep(&self, asked: &[(Uuid, i32)], ours: &[Uuid], at: Instant) {
         let ours: HashSet<&Uuid> = ours.iter().collect();
         let mut map = self.map();
         for (id, run) in asked {
-            if !ours.contains(id) && map.get(id).is_some_and(|h| h.run == *run && !h.called) {
-                map.remove(id);
+            match map.get_mut(id).filter(|holding| holding.run == *run) {
+                Some(holding) if ours.contains(id) => holding.known = at,
+                Some(holding) if !holding.called => {
+                    map.remove(id);
+                }
+                _ => {}
             }
         }
     }

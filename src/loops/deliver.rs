@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::runner::{Loop, Tick};
 use crate::domain::webhook::{batch_idempotency_key, idempotency_key, notification_body};
 use crate::store::outbox::{self, Leased, Postponed, Sent};
-use crate::store::{self, Store};
+use crate::store::{self, Actor, Store, retrying};
 use crate::wake::Hints;
 use crate::webhook::{Call, Client, Place};
 
@@ -123,12 +123,19 @@ impl Loop for Deliver {
             return Ok(Tick::default());
         }
         let limit = room.min(LEASE_LIMIT);
-        let leased = outbox::lease(&self.store, i64::try_from(limit).unwrap_or(i64::MAX), self.settings.lease).await?;
+        let (leased, due_in) = retrying(|| async {
+            let mut tx = self.store.begin_lease(Actor::Loop(Self::NAME)).await?;
+            let count = i64::try_from(limit).unwrap_or(i64::MAX);
+            let leased = outbox::lease(&mut tx, count, self.settings.lease).await?;
+            let due_in = outbox::next_due(&mut tx).await?;
+            tx.commit().await?;
+            Ok((leased, due_in))
+        })
+        .await?;
         let processed = leased.len();
         for delivery in leased {
             self.send(delivery);
         }
-        let due_in = outbox::next_due(&self.store).await?;
         Ok(Tick { processed: processed as u64, more: processed == limit, due_in })
     }
 }

@@ -25,17 +25,13 @@ impl Loop for Retry {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        let processed = retrying(|| async {
+        retrying(|| async {
             let mut tx = self.store.begin(Actor::Loop(Self::NAME)).await?;
             let processed = transitions::release_due(&mut tx, LIMIT).await?;
+            let due_in = stats::next_release(&mut tx).await?;
             tx.commit().await?;
-            Ok(processed)
+            Ok(Tick { processed, more: processed >= LIMIT.cast_unsigned(), due_in })
         })
-        .await?;
-        Ok(Tick {
-            processed,
-            more: processed >= LIMIT.cast_unsigned(),
-            due_in: stats::next_release(&self.store).await?,
-        })
+        .await
     }
 }

@@ -28,17 +28,12 @@ impl Loop for Timeout {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        let processed = retrying(|| self.expire()).await?;
-        Ok(Tick {
-            processed,
-            more: processed >= LIMIT.cast_unsigned(),
-            due_in: stats::next_timeout(&self.store).await?,
-        })
+        retrying(|| self.expire()).await
     }
 }
 
 impl Timeout {
-    async fn expire(&self) -> store::Result<u64> {
+    async fn expire(&self) -> store::Result<Tick> {
         let mut tx = self.store.begin(Actor::Loop(Self::NAME)).await?;
         let event = |task: &Task| if task.status == Status::Claimed { Event::LeaseRanOut } else { Event::TimedOut };
         let locked = lock::timed_out(&mut tx, LIMIT).await?;
@@ -52,7 +47,9 @@ impl Timeout {
             }
         }
         transitions::apply(&mut tx, &decided, locked.moment).await?;
+        let due_in = stats::next_timeout(&mut tx).await?;
         tx.commit().await?;
-        Ok(decided.len() as u64)
+        let processed = decided.len() as u64;
+        Ok(Tick { processed, more: processed >= LIMIT.cast_unsigned(), due_in })
     }
 }

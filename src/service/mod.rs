@@ -40,7 +40,10 @@ struct Lanes {
 
 impl Default for Lanes {
     fn default() -> Lanes {
-        { let l = std::env::var("LANES").ok().and_then(|v| v.parse().ok()).unwrap_or(2); Lanes { changes: Together::new(l, 200), signs: Together::new(l, 500), creations: Together::new(l, 200) } }
+        {
+            let l = std::env::var("LANES").ok().and_then(|v| v.parse().ok()).unwrap_or(2);
+            Lanes { changes: Together::new(l, 200), signs: Together::new(l, 500), creations: Together::new(l, 200) }
+        }
     }
 }
 

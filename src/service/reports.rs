@@ -12,8 +12,13 @@ use crate::domain::lifecycle::{self, Event, Report, decide};
 use crate::domain::patch::{Patch, Progress};
 use crate::domain::task::Task;
 use crate::domain::view::WholeTask;
+use crate::store::lock::Locked;
 use crate::store::progress::{self, Sign};
 use crate::store::{self, Actor, Tx, attempts, dead_ends, lock, query, retrying, transitions};
+
+/// How often a change is left to a lane. Whoever has its task locked has done so for a moment, mostly to write that it was
+/// started; a transaction and a connection of its own is for what is locked for longer.
+const TIMES_TOGETHER: usize = 3;
 
 /// A `PATCH` and on whose behalf it is.
 #[derive(Clone, Debug)]
@@ -33,9 +38,9 @@ impl Job for Change {
 }
 
 impl Job for Sign {
-    /// One sign per task and transaction.
+    /// Several about one run are added up.
     fn joins(&self, others: &[Sign]) -> bool {
-        others.iter().all(|other| other.id != self.id)
+        others.iter().all(|other| other.id != self.id || other.run == self.run)
     }
 }
 
@@ -60,10 +65,12 @@ impl Service {
     pub async fn patch(&self, id: Uuid, patch: Patch) -> Result<WholeTask> {
         let run = patch.run;
         let job = Change { id, patch, actor: self.actor.clone() };
-        let done = match self.lanes.changes.submit(job.clone(), |jobs| self.change(jobs)).await? {
-            Some(done) => done,
-            None => Box::pin(retrying(|| self.change_alone(&job))).await?,
-        };
+        for _ in 0..TIMES_TOGETHER {
+            if let Some(done) = self.lanes.changes.submit(job.clone(), |jobs| self.change(jobs)).await? {
+                return self.answer(id, done, run);
+            }
+        }
+        let done = Box::pin(retrying(|| self.change_alone(&job))).await?;
         self.answer(id, done, run)
     }
 
@@ -101,13 +108,17 @@ impl Service {
     }
 
     async fn sign_free(&self, signs: &[Sign]) -> store::Result<Vec<Option<()>>> {
+        let mut sums: HashMap<Uuid, Sign> = HashMap::with_capacity(signs.len());
+        for sign in signs {
+            let sum = sums.entry(sign.id).or_insert_with(|| Sign { success: 0, failures: 0, ..sign.clone() });
+            sum.success += sign.success;
+            sum.failures += sign.failures;
+        }
+        let sums: Vec<Sign> = sums.into_values().collect();
         let mut tx = self.begin().await?;
-        let ids: Vec<Uuid> = signs.iter().map(|sign| sign.id).collect();
-        let free = lock::free(&mut tx, &ids).await?;
-        let signs: Vec<Sign> = signs.iter().filter(|sign| free.contains(&sign.id)).cloned().collect();
-        let written: HashSet<Uuid> = progress::record(&mut tx, &signs).await?.into_iter().collect();
+        let written: HashSet<Uuid> = progress::record_free(&mut tx, &sums).await?.into_iter().collect();
         tx.commit().await?;
-        Ok(ids.iter().map(|id| written.contains(id).then_some(())).collect())
+        Ok(signs.iter().map(|sign| written.contains(&sign.id).then_some(())).collect())
     }
 
     async fn sign_alone(&self, sign: &Sign) -> store::Result<bool> {
@@ -125,18 +136,20 @@ impl Service {
     async fn change_free(&self, jobs: &[Change]) -> store::Result<Vec<Option<Done>>> {
         let Some(first) = jobs.first() else { return Ok(Vec::new()) };
         let mut tx = self.store.begin(first.actor.clone()).await?;
-        let free = lock::free(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
+        let locked = lock::free(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
+        let free: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
         let of_free: Vec<&Change> = jobs.iter().filter(|job| free.contains(&job.id)).collect();
-        let mut done = self.change_in(tx, &of_free).await?.into_iter();
+        let mut done = self.change_in(tx, locked, &of_free).await?.into_iter();
         Ok(jobs.iter().map(|job| if free.contains(&job.id) { done.next() } else { None }).collect())
     }
 
     async fn change_alone(&self, job: &Change) -> store::Result<Done> {
-        let tx = self.store.begin(job.actor.clone()).await?;
-        Ok(self.change_in(tx, &[job]).await?.pop().unwrap_or(Done::Missing))
+        let mut tx = self.store.begin(job.actor.clone()).await?;
+        let locked = lock::by_ids(&mut tx, &[job.id]).await?;
+        Ok(self.change_in(tx, locked, &[job]).await?.pop().unwrap_or(Done::Missing))
     }
 
-    async fn change_in(&self, mut tx: Tx, jobs: &[&Change]) -> store::Result<Vec<Done>> {
+    async fn change_in(&self, mut tx: Tx, locked: Locked, jobs: &[&Change]) -> store::Result<Vec<Done>> {
         let Some(first) = jobs.first() else {
             tx.rollback().await?;
             return Ok(Vec::new());
@@ -149,7 +162,6 @@ impl Service {
             None => Ok(None),
         };
         let ids: Vec<Uuid> = jobs.iter().map(|job| job.id).collect();
-        let locked = lock::by_ids(&mut tx, &ids).await?;
         let locked = dead_ends::widen(&mut tx, locked, decide).await?;
         let tasks: HashMap<Uuid, &Task> = locked.tasks.iter().map(|task| (task.id, task)).collect();
         let (mut signs, mut decided, mut outcomes) = (Vec::new(), Vec::new(), Vec::with_capacity(jobs.len()));

@@ -7,7 +7,7 @@ use std::fmt::{self, Display};
 
 use uuid::Uuid;
 
-use super::tx::Sums;
+use super::settle::Sums;
 use super::{Actor, Error, Result, Store, Tx, lock, transitions};
 use crate::domain::lifecycle::{Event, decide};
 

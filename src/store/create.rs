@@ -84,8 +84,10 @@ pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<Created>> {
             let (batch_id, to) = (new.id, task.stored_as());
             tx.moved(Move { id: *id, batch_id, from: None, to, cause: "create", run: 0, attempt: 0 }, created_at);
         }
-        if tasks.iter().any(|p| p.task.run_at.is_some()) {
-            tx.hint(Hints::RETRY);
+        for task in tasks.iter().filter(|task| task.stored_as() == Status::Pending) {
+            // Those that are not to run yet are looked after by the retry loop.
+            let later = task.task.run_at.is_some_and(|at| at > created_at);
+            tx.hint(if later { Hints::RETRY } else { Hints::START });
         }
         if !there.is_empty() {
             dedupe::adopt(tx, there).await?;

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::lock::read_status;
 use super::query::Page;
 use super::tx::Move;
-use super::{Result, Store, Tx};
+use super::{Result, Store};
 use crate::domain::status::Status;
 use crate::domain::view::{Event, Timestamp};
 
@@ -22,13 +21,20 @@ const PLACES: i64 = 1000;
 pub(super) struct Trail(BTreeMap<Kind, Vec<Uuid>>);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Kind {
-    batch_id: Uuid,
-    from: Option<Status>,
-    to: Status,
-    cause: &'static str,
-    run: i32,
-    attempt: i16,
+pub(super) struct Kind {
+    pub batch_id: Uuid,
+    pub from: Option<Status>,
+    pub to: Status,
+    pub cause: &'static str,
+    pub run: i32,
+    pub attempt: i16,
+}
+
+/// A row to be written: whom it tells of is a part of all ids, counted from one.
+pub(super) struct Row {
+    pub kind: Kind,
+    pub first: i32,
+    pub last: i32,
 }
 
 impl Trail {
@@ -36,45 +42,24 @@ impl Trail {
         let Move { id, batch_id, from, to, cause, run, attempt } = task;
         self.0.entry(Kind { batch_id, from, to, cause, run, attempt }).or_default().push(id);
     }
-}
 
-pub(super) async fn insert(tx: &mut Tx, trail: &Trail, now: Option<DateTime<Utc>>) -> Result<()> {
-    if trail.0.is_empty() {
-        return Ok(());
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
-    let (mut ids, mut rows, mut from, mut to) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (kind, tasks) in &trail.0 {
-        for chunk in tasks.chunks(PER_ROW) {
-            rows.push(*kind);
-            from.push(i32::try_from(ids.len() + 1).unwrap_or(i32::MAX));
-            ids.extend_from_slice(chunk);
-            to.push(i32::try_from(ids.len()).unwrap_or(i32::MAX));
+
+    /// The ids of all tasks, and the rows.
+    pub fn rows(&self) -> (Vec<Uuid>, Vec<Row>) {
+        let place = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        let (mut ids, mut rows) = (Vec::new(), Vec::new());
+        for (kind, tasks) in &self.0 {
+            for chunk in tasks.chunks(PER_ROW) {
+                let first = place(ids.len() + 1);
+                ids.extend_from_slice(chunk);
+                rows.push(Row { kind: *kind, first, last: place(ids.len()) });
+            }
         }
+        (ids, rows)
     }
-    let (actor, instance) = (tx.actor(), tx.store.instance());
-    sqlx::query!(
-        "insert into event (at, actor, instance, batch_id, from_status, to_status, cause, run, attempt, task_ids)
-         select coalesce($1, now()), $2, $3, u.batch_id, u.from_status, u.to_status, u.cause, u.run, u.attempt,
-                ($4::uuid[])[u.first:u.last]
-         from unnest($5::int[], $6::int[], $7::uuid[], $8::text[]::task_status[], $9::text[]::task_status[], $10::text[],
-                     $11::int[], $12::smallint[])
-             u(first, last, batch_id, from_status, to_status, cause, run, attempt)",
-        now,
-        actor,
-        instance,
-        &ids,
-        &from,
-        &to,
-        &rows.iter().map(|r| r.batch_id).collect::<Vec<_>>(),
-        &rows.iter().map(|r| r.from.map(Status::as_str)).collect::<Vec<_>>() as &[Option<&str>],
-        &rows.iter().map(|r| r.to.as_str()).collect::<Vec<_>>() as &[&str],
-        &rows.iter().map(|r| r.cause).collect::<Vec<_>>() as &[&str],
-        &rows.iter().map(|r| r.run).collect::<Vec<_>>(),
-        &rows.iter().map(|r| r.attempt).collect::<Vec<_>>(),
-    )
-    .execute(tx.conn())
-    .await?;
-    Ok(())
 }
 
 /// The trail of a task, oldest first; `None` if there is no such task.

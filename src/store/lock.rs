@@ -1,8 +1,6 @@
 //! Every way to take tasks for oneself. Rows are locked in the order of their ids, so that transactions that want
 //! the same rows queue up instead of blocking each other; the loops skip what somebody else holds.
 
-use std::collections::HashSet;
-
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
@@ -68,11 +66,12 @@ pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
 }
 
 /// Those of the tasks that nobody else holds, locked without waiting for the others.
-pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<HashSet<Uuid>> {
-    let free = sqlx::query_scalar!("select id from task where id = any($1) order by id for update skip locked", ids)
+pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
+    let now = tx.store.clock().param();
+    let rows = lock_tasks!("where t.id = any($2) order by t.id for update of t skip locked", now, ids)
         .fetch_all(tx.conn())
         .await?;
-    Ok(free.into_iter().collect())
+    locked(tx, rows)
 }
 
 /// Claimed tasks whose lease ran out and Running ones without a sign of life, the most overdue first.

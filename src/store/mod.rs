@@ -22,6 +22,7 @@ pub mod retention;
 pub mod retry_stats;
 pub mod revival;
 mod secret;
+mod settle;
 pub mod slots;
 pub mod stats;
 pub mod transitions;

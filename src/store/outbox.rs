@@ -214,7 +214,8 @@ pub struct Sent {
 }
 
 /// Takes due notifications for as long as sending them may take.
-pub async fn lease(store: &Store, limit: i64, lease: Duration) -> Result<Vec<Leased>> {
+pub async fn lease(tx: &mut Tx, limit: i64, lease: Duration) -> Result<Vec<Leased>> {
+    let now = tx.store.clock().param();
     let rows = sqlx::query!(
         "with picked as materialized (
              select id from outbox where status = 'pending' and next_attempt_at <= coalesce($1, now())
@@ -224,11 +225,11 @@ pub async fn lease(store: &Store, limit: i64, lease: Duration) -> Result<Vec<Lea
              next_attempt_at = coalesce($1, now()) + make_interval(secs => $3)
          from picked p where o.id = p.id
          returning o.id, o.task_id, o.batch_id, o.trigger, o.condition, o.run, o.action, o.state, o.attempts",
-        store.clock().param(),
+        now,
         limit,
         lease.as_secs_f64(),
     )
-    .fetch_all(&store.pool)
+    .fetch_all(tx.conn())
     .await?;
     let mut leased = rows
         .into_iter()
@@ -329,12 +330,13 @@ pub async fn redeliver(store: &Store, id: i64) -> Result<Option<bool>> {
 }
 
 /// Seconds until the next notification is due; negative when one is overdue.
-pub async fn next_due(store: &Store) -> Result<Option<f64>> {
+pub async fn next_due(tx: &mut Tx) -> Result<Option<f64>> {
+    let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
         "select extract(epoch from min(next_attempt_at) - coalesce($1, now()))::double precision
          from outbox where status = 'pending'",
-        store.clock().param(),
+        now,
     )
-    .fetch_one(&store.pool)
+    .fetch_one(tx.conn())
     .await?)
 }

@@ -4,7 +4,7 @@
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::tx::Sums;
+use super::settle::Sums;
 use super::{Result, Tx, fairness};
 use crate::wake::Hints;
 
@@ -20,18 +20,31 @@ pub struct Sign {
     pub priority: Option<i16>,
 }
 
-/// Writes the signs of all tasks that are alive; answers whose they were. One sign per task at most.
-pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
-    macro_rules! column {
-        ($sign:ident => $value:expr) => {
-            &signs.iter().map(|$sign| $value).collect::<Vec<_>>()[..]
-        };
-    }
-    let now = tx.store.clock().param();
-    let written = sqlx::query!(
-        r#"with held as materialized (
-             select id, success, failures, expected_count, priority from task where id = any($1) order by id for update
-         )
+struct Written {
+    id: Uuid,
+    batch_id: Uuid,
+    slots: Option<Vec<i64>>,
+    reordered: bool,
+    success: i64,
+    failures: i64,
+    expected: i64,
+    more_to_do: i64,
+}
+
+macro_rules! write {
+    ($lock:literal, $tx:expr, $signs:expr) => {{
+        macro_rules! column {
+            ($sign:ident => $value:expr) => {
+                &$signs.iter().map(|$sign| $value).collect::<Vec<_>>()[..]
+            };
+        }
+        let now = $tx.store.clock().param();
+        sqlx::query_as!(
+            Written,
+            r#"with held as materialized (
+             select id, success, failures, expected_count, priority from task where id = any($1) order by id "#
+                + $lock
+                + r#")
          update task t set success = t.success + u.success, failures = t.failures + u.failures,
              expected_count = coalesce(u.expected_count, t.expected_count), priority = coalesce(u.priority, t.priority),
              timeout_at = case when t.status = 'running'
@@ -46,16 +59,32 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
              u.failures as "failures!", coalesce(u.expected_count - coalesce(h.expected_count, 0), 0)::bigint as "expected!",
              greatest(0, coalesce(t.expected_count - t.success - t.failures, 0))
              - greatest(0, coalesce(h.expected_count - h.success - h.failures, 0)) as "more_to_do!""#,
-        column!(s => s.id),
-        column!(s => s.run) as &[Option<i32>],
-        column!(s => s.success),
-        column!(s => s.failures),
-        column!(s => s.expected_count) as &[Option<i32>],
-        column!(s => s.priority) as &[Option<i16>],
-        now,
-    )
-    .fetch_all(tx.conn())
-    .await?;
+            column!(s => s.id),
+            column!(s => s.run) as &[Option<i32>],
+            column!(s => s.success),
+            column!(s => s.failures),
+            column!(s => s.expected_count) as &[Option<i32>],
+            column!(s => s.priority) as &[Option<i16>],
+            now,
+        )
+        .fetch_all($tx.conn())
+        .await?
+    }};
+}
+
+/// Writes the signs of all tasks that are alive; answers whose they were. One sign per task at most.
+pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
+    let written = write!("for update", tx, signs);
+    keep_book(tx, written).await
+}
+
+/// The same for those that nobody else holds, without waiting for the others.
+pub async fn record_free(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
+    let written = write!("for update skip locked", tx, signs);
+    keep_book(tx, written).await
+}
+
+async fn keep_book(tx: &mut Tx, written: Vec<Written>) -> Result<Vec<Uuid>> {
     for row in &written {
         tx.summed(row.batch_id, Sums { success: row.success, failures: row.failures, expected: row.expected });
         if row.more_to_do != 0 {

@@ -239,24 +239,6 @@ pub async fn standing(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> 
     row.map(|row| Ok((read_status(&row.status)?, row.run))).transpose()
 }
 
-/// The `on_start` actions of tasks that were claimed.
-pub async fn start_actions(store: &Store, ids: &[Uuid]) -> Result<Vec<(Uuid, Action)>> {
-    let rows = sqlx::query!(
-        r#"select id, actions as "actions!" from task_spec where id = any($1) and actions is not null"#,
-        ids
-    )
-    .fetch_all(&store.pool)
-    .await?;
-    let mut found = Vec::with_capacity(rows.len());
-    for row in rows {
-        let actions: Actions = serde_json::from_str(&row.actions).map_err(Error::corrupt)?;
-        if let Some(action) = actions.on_start {
-            found.push((row.id, action));
-        }
-    }
-    Ok(found)
-}
-
 pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
     let mut query = QueryBuilder::<Postgres>::new(BASIC);
     query.push(" and s.batch_id = ").push_bind(batch_id).push(" order by s.id");

@@ -1,7 +1,7 @@
 //! Numbers for the metrics page and the loops, from counters and from the ends of the loops' own indexes:
 //! nothing here reads the task table as a whole.
 
-use super::{Result, Store};
+use super::{Result, Store, Tx};
 
 /// Tasks by status, in the order of `Status::ALL`.
 pub async fn by_status(store: &Store) -> Result<[i64; 9]> {
@@ -61,25 +61,27 @@ pub async fn parkings(store: &Store) -> Result<i64> {
 }
 
 /// Seconds until the next deadline or end of a lease; negative when one has passed.
-pub async fn next_timeout(store: &Store) -> Result<Option<f64>> {
+pub async fn next_timeout(tx: &mut Tx) -> Result<Option<f64>> {
+    let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
         "select extract(epoch from min(timeout_at) - coalesce($1, now()))::double precision
          from task where status in ('claimed', 'running')",
-        store.clock().param(),
+        now,
     )
-    .fetch_one(&store.pool)
+    .fetch_one(tx.conn())
     .await?)
 }
 
 /// Seconds until the next retry or `run_at` is due; negative when one has passed.
-pub async fn next_release(store: &Store) -> Result<Option<f64>> {
+pub async fn next_release(tx: &mut Tx) -> Result<Option<f64>> {
+    let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
         "select extract(epoch from least(
              (select min(next_retry_at) from task where status = 'retry_pending'),
              (select min(not_before) from task where status = 'pending' and not_before is not null)
          ) - coalesce($1, now()))::double precision",
-        store.clock().param(),
+        now,
     )
-    .fetch_one(&store.pool)
+    .fetch_one(tx.conn())
     .await?)
 }

@@ -263,19 +263,24 @@ impl Moved {
     }
 }
 
-/// Claimed → Running, for those that this instance still holds. Answers which moved.
-pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<Vec<Uuid>> {
+/// Claimed → Running, for those that this instance still holds. Waits for nobody; answers which tasks somebody else has
+/// locked.
+pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<HashSet<Uuid>> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
     let (ids, runs): (Vec<Uuid>, Vec<i32>) = tasks.iter().copied().unzip();
-    let rows = sqlx::query_as!(
-        Moved,
-        r#"with held as materialized (select id from task where id = any($1) order by id for update)
-           update task t set status = 'running', started_at = coalesce($5, now()), last_updated = coalesce($5, now()),
-               timeout_at = coalesce($5, now()) + make_interval(secs => t.timeout_secs)
-           from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
-           where t.id = u.id and t.run = u.run and t.status = u.from_status and t.claimed_by = $4
-             and (select count(*) from held) >= 0
-           returning t.id, t.batch_id, t.run, t.attempt, t.last_updated"#,
+    let rows = sqlx::query!(
+        r#"with held as materialized (select id from task where id = any($1) order by id for update skip locked),
+           moved as (
+               update task t set status = 'running', started_at = coalesce($5, now()), last_updated = coalesce($5, now()),
+                   timeout_at = coalesce($5, now()) + make_interval(secs => t.timeout_secs)
+               from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
+               join held h on h.id = u.id
+               where t.id = u.id and t.run = u.run and t.status = u.from_status and t.claimed_by = $4
+               returning t.id, t.batch_id, t.run, t.attempt, t.last_updated
+           )
+           select h.id, m.batch_id as "batch_id?", m.run as "run?", m.attempt as "attempt?",
+               m.last_updated as "last_updated?"
+           from held h left join moved m on m.id = h.id"#,
         &ids,
         &runs,
         &vec![Status::Claimed.as_str(); ids.len()] as &[&str],
@@ -284,10 +289,17 @@ pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<Vec<Uuid>> {
     )
     .fetch_all(tx.conn())
     .await?;
-    for row in &rows {
-        row.note(tx, Status::Claimed, Status::Running, Cause::Start.as_str());
+    let mut others: HashSet<Uuid> = ids.into_iter().collect();
+    for row in rows {
+        others.remove(&row.id);
+        if let (Some(batch_id), Some(run), Some(attempt), Some(last_updated)) =
+            (row.batch_id, row.run, row.attempt, row.last_updated)
+        {
+            let moved = Moved { id: row.id, batch_id, run, attempt, last_updated };
+            moved.note(tx, Status::Claimed, Status::Running, Cause::Start.as_str());
+        }
     }
-    Ok(rows.into_iter().map(|row| row.id).collect())
+    Ok(others)
 }
 
 /// Claimed → Pending, for work that this instance gives back unstarted.

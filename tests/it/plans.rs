@@ -115,14 +115,68 @@ async fn the_statements_themselves_touch_few_pages() {
     );
     reprise::store::transitions::release_due(&mut tx, 1000).await.unwrap();
     reprise::store::lock::timed_out(&mut tx, 500).await.unwrap();
+    reprise::store::outbox::lease(&mut tx, 100, std::time::Duration::from_secs(30)).await.unwrap();
+    reprise::store::outbox::next_due(&mut tx).await.unwrap();
+    reprise::store::stats::next_timeout(&mut tx).await.unwrap();
+    reprise::store::stats::next_release(&mut tx).await.unwrap();
     tx.rollback().await.unwrap();
-    reprise::store::outbox::lease(&store, 100, std::time::Duration::from_secs(30)).await.unwrap();
-    reprise::store::outbox::next_due(&store).await.unwrap();
-    reprise::store::stats::next_timeout(&store).await.unwrap();
-    reprise::store::stats::next_release(&store).await.unwrap();
     reprise::store::stats::by_status(&store).await.unwrap();
     store.close().await;
     assert_eq!(db.number(scans).await, before, "a table was read whole");
+}
+
+/// A service that starts on an empty database makes its plans when reading a table whole is the quickest way, and keeps
+/// them for as long as nothing is analyzed, which may be a minute after the first million tasks.
+#[tokio::test]
+async fn plans_made_while_everything_is_empty_are_good_for_more() {
+    let db = Database::new().await;
+    // One connection, so that all statements have been prepared on it.
+    let limits = reprise::domain::retry::Limits::default();
+    let store = reprise::store::Store::new(&db.url, 1, Clock::Database, limits).unwrap();
+    let mut connection = PgConnection::connect(&db.url).await.unwrap();
+    let off = "alter table task set (autovacuum_enabled = off); alter table task_spec set (autovacuum_enabled = off);
+               alter table outbox set (autovacuum_enabled = off)";
+    sqlx::raw_sql(off).execute(&mut connection).await.unwrap();
+    for _ in 0..10 {
+        every_tick(&store, Uuid::now_v7()).await;
+    }
+    let load = sqlx::raw_sql(
+        "insert into task (id, batch_id, status, priority, flags, timeout_secs, created_at, last_updated, not_before)
+         select gen_random_uuid(), gen_random_uuid(), 'pending', 0, 0, 60, now(), now(), now() + '7 days'
+         from generate_series(1, 20000);
+         insert into task_spec (id, batch_id, name, kind, created_at) select id, batch_id, 'n', 'k', now() from task",
+    );
+    load.execute(&mut connection).await.unwrap();
+    let id = sqlx::query_scalar("select id from task limit 1").fetch_one(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    let scans =
+        "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('task', 'task_spec')";
+    let before = db.number(scans).await;
+    every_tick(&store, id).await;
+    store.close().await;
+    assert_eq!(db.number(scans).await, before, "a table was read whole");
+}
+
+/// What the loops and reports ask, over and over.
+async fn every_tick(store: &reprise::store::Store, id: Uuid) {
+    use reprise::store::{lock, outbox, progress, query, stats, transitions};
+    let second = std::time::Duration::from_secs(1);
+    let mut tx = store.begin(reprise::store::Actor::Api).await.unwrap();
+    transitions::claim(&mut tx, 50, 50, second).await.unwrap();
+    transitions::started(&mut tx, &[(id, 7)]).await.unwrap();
+    transitions::release_due(&mut tx, 1000).await.unwrap();
+    lock::timed_out(&mut tx, 500).await.unwrap();
+    lock::by_ids(&mut tx, &[id]).await.unwrap();
+    lock::free(&mut tx, &[id]).await.unwrap();
+    query::tasks_in(&mut tx, &[id]).await.unwrap();
+    let sign = progress::Sign { id, run: Some(7), success: 1, failures: 0, expected_count: None, priority: None };
+    progress::record_free(&mut tx, &[sign]).await.unwrap();
+    outbox::lease(&mut tx, 100, second).await.unwrap();
+    outbox::next_due(&mut tx).await.unwrap();
+    stats::next_timeout(&mut tx).await.unwrap();
+    stats::next_release(&mut tx).await.unwrap();
+    tx.rollback().await.unwrap();
+    reprise::store::lease::confirm(store, &[(id, 7)], second).await.unwrap();
 }
 
 /// A page of a list costs what is on it, however deep it is and however rare what it asks for. Asked more often than

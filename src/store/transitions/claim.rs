@@ -12,6 +12,7 @@ use crate::domain::lifecycle::Cause;
 use crate::domain::rules::{self, Candidate, Gate, Rule, Verdict};
 use crate::domain::status::Status;
 use crate::domain::task::Flags;
+use crate::domain::webhook::{Action, Actions};
 use crate::store::slots::{self, Key, Matchers};
 use crate::store::{Error, Result, Tx, fairness};
 
@@ -24,7 +25,8 @@ pub struct Claimed {
     pub attempt: i16,
     pub priority: i16,
     pub turn: i64,
-    pub flags: Flags,
+    /// What to call, if anything.
+    pub on_start: Option<Action>,
 }
 
 /// What came of a claim.
@@ -57,7 +59,7 @@ struct Row {
     attempt: i16,
     priority: i16,
     turn: i64,
-    flags: i16,
+    actions: Option<String>,
     last_updated: chrono::DateTime<chrono::Utc>,
 }
 
@@ -72,26 +74,32 @@ async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<Vec<C
            )
            update task t set status = 'claimed', claimed_by = $2, claimed_run = t.run, wait_count = 0,
                timeout_at = coalesce($3, now()) + make_interval(secs => $4), last_updated = coalesce($3, now())
-           from picked p where t.id = p.id and t.status = 'pending'
-           returning t.id, t.batch_id, t.run, t.attempt, t.priority, t.turn, t.flags, t.last_updated"#,
+           from picked p join task_spec s on s.id = p.id
+           where t.id = p.id and t.status = 'pending'
+           returning t.id, t.batch_id, t.run, t.attempt, t.priority, t.turn, t.last_updated,
+               case when t.flags & $5 <> 0 then s.actions end as actions"#,
         i64::try_from(limit).unwrap_or(i64::MAX),
         by,
         now,
         lease.as_secs_f64(),
+        Flags::ON_START.0,
     )
     .fetch_all(tx.conn())
     .await?;
-    Ok(claimed(tx, rows))
+    claimed(tx, rows)
 }
 
-fn claimed(tx: &mut Tx, rows: Vec<Row>) -> Vec<Claimed> {
+fn claimed(tx: &mut Tx, rows: Vec<Row>) -> Result<Vec<Claimed>> {
     let mut claimed = Vec::with_capacity(rows.len());
-    for Row { id, batch_id, run, attempt, priority, turn, flags, last_updated } in rows {
+    for Row { id, batch_id, run, attempt, priority, turn, actions, last_updated } in rows {
         let moved = Moved { id, batch_id, run, attempt, last_updated };
         moved.note(tx, Status::Pending, Status::Claimed, Cause::Claim.as_str());
-        claimed.push(Claimed { id, batch_id, run, attempt, priority, turn, flags: Flags(flags) });
+        let actions = actions.as_deref().map(serde_json::from_str::<Actions>).transpose();
+        let actions = actions.map_err(|error| Error::corrupt(format!("actions of task {id}: {error}")))?;
+        let on_start = actions.and_then(|actions| actions.on_start);
+        claimed.push(Claimed { id, batch_id, run, attempt, priority, turn, on_start });
     }
-    claimed
+    Ok(claimed)
 }
 
 /// A locked task at the head of the queue or of a parking.
@@ -248,14 +256,17 @@ async fn claim_admitted(tx: &mut Tx, admitted: &[(&Head, &Candidate)], lease: Du
                slots = u.slots::bigint[], timeout_at = coalesce($4, now()) + make_interval(secs => $5),
                last_updated = coalesce($4, now())
            from unnest($1::uuid[], $2::text[], $6::text[]::task_status[]) u(id, slots, from_status)
+           join task_spec s on s.id = u.id
            where t.id = u.id and t.status = u.from_status
-           returning t.id, t.batch_id, t.run, t.attempt, t.priority, t.turn, t.flags, t.last_updated"#,
+           returning t.id, t.batch_id, t.run, t.attempt, t.priority, t.turn, t.last_updated,
+               case when t.flags & $7 <> 0 then s.actions end as actions"#,
         &admitted.iter().map(|(head, _)| head.id).collect::<Vec<_>>(),
         &admitted.iter().map(|(_, candidate)| written(&candidate.takes)).collect::<Vec<_>>() as &[Option<String>],
         by,
         now,
         lease.as_secs_f64(),
         &vec![Status::Pending.as_str(); admitted.len()] as &[&str],
+        Flags::ON_START.0,
     )
     .fetch_all(tx.conn())
     .await?;
@@ -267,5 +278,5 @@ async fn claim_admitted(tx: &mut Tx, admitted: &[(&Head, &Candidate)], lease: Du
             tx.slot(*slot, 1, candidate.remaining);
         }
     }
-    Ok(claimed(tx, rows))
+    claimed(tx, rows)
 }
