@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 
 use crate::store;
 
@@ -25,15 +25,55 @@ type Waiting<J, A> = VecDeque<(J, oneshot::Sender<store::Result<A>>)>;
 /// A queue of jobs with a few lanes, each of which does one batch at a time.
 #[derive(Debug)]
 pub struct Together<J, A> {
-    waiting: Mutex<Waiting<J, A>>,
-    lanes: Semaphore,
+    queue: Mutex<Queue<J, A>>,
+    /// A lane has become free, and somebody waits.
+    free: Notify,
+    lanes: usize,
     most: usize,
+}
+
+#[derive(Debug)]
+struct Queue<J, A> {
+    waiting: Waiting<J, A>,
+    /// Lanes in use, and the jobs in them.
+    busy: usize,
+    in_work: usize,
+    /// How many jobs there have been at a time, lately.
+    crowd: usize,
+}
+
+/// A lane that is in use until this is dropped, however that comes about.
+struct Lane<'a, J, A> {
+    of: &'a Together<J, A>,
+    jobs: usize,
+}
+
+impl<J, A> Drop for Lane<'_, J, A> {
+    fn drop(&mut self) {
+        let mut queue = self.of.queue();
+        queue.busy -= 1;
+        queue.in_work -= self.jobs;
+        if !queue.waiting.is_empty() {
+            self.of.free.notify_one();
+        }
+    }
+}
+
+impl<J, A> Queue<J, A> {
+    /// While one lane is at work the next one begins when its share of the crowd is there. Whoever comes first after a
+    /// batch was answered would go alone, and those right behind it with the batch after: with 64 clients a transaction
+    /// held 20 reports instead of 32, and a fifth fewer were made.
+    fn may_begin(&self, lanes: usize) -> bool {
+        let company = if self.busy == 0 { 1 } else { self.crowd.div_ceil(lanes).max(1) };
+        self.busy < lanes && self.waiting.len() >= company
+    }
 }
 
 impl<J: Job, A> Together<J, A> {
     /// `most` jobs go into one batch.
     pub fn new(lanes: usize, most: usize) -> Together<J, A> {
-        Together { waiting: Mutex::default(), lanes: Semaphore::new(lanes), most }
+        let queue = Queue { waiting: VecDeque::new(), busy: 0, in_work: 0, crowd: 0 };
+        Together { queue: Mutex::new(queue), free: Notify::new(), lanes, most }
     }
 
     /// Has `job` done by `work`, alone or with others; `work` answers them in their order.
@@ -42,16 +82,10 @@ impl<J: Job, A> Together<J, A> {
         Fut: Future<Output = Vec<store::Result<A>>>,
     {
         let (tell, mut told) = oneshot::channel();
-        self.waiting().push_back((job, tell));
+        self.queue().waiting.push_back((job, tell));
         loop {
-            let lane = tokio::select! {
-                biased;
-                // Whoever was to do it may have broken down.
-                answer = &mut told => return answer.unwrap_or_else(|_| Err(store::Error::broken_off())),
-                lane = self.lanes.acquire() => lane.map_err(|_| store::Error::broken_off())?,
-            };
-            let (jobs, tell): (Vec<J>, Vec<_>) = self.take().into_iter().unzip();
-            if !jobs.is_empty() {
+            if let Some((lane, jobs)) = self.take() {
+                let (jobs, tell): (Vec<J>, Vec<_>) = jobs.into_iter().unzip();
                 let mut away = None;
                 // On the heap: all those who wait would carry its state with them, tens of kilobytes each.
                 for (answer, tell) in Box::pin(work(jobs)).await.into_iter().zip(tell) {
@@ -61,22 +95,34 @@ impl<J: Job, A> Together<J, A> {
                 // Where there was no database for these there is none for the next ones, and each would find that out by
                 // waiting for a connection, one after the other.
                 if let Some(away) = away {
-                    for (_, tell) in self.waiting().drain(..) {
+                    for (_, tell) in self.queue().waiting.drain(..) {
                         let _ = tell.send(Err(away.copy()));
                     }
                 }
+                drop(lane);
             }
-            drop(lane);
+            tokio::select! {
+                biased;
+                // Whoever was to do it may have broken down.
+                answer = &mut told => return answer.unwrap_or_else(|_| Err(store::Error::broken_off())),
+                () = self.free.notified() => {}
+            }
         }
     }
 
-    /// The first, and with it whatever goes with those before it. The others keep their order.
-    fn take(&self) -> Waiting<J, A> {
-        let mut waiting = self.waiting();
+    /// A lane and what to do in it: the first job, and with it whatever goes with those before it. The others keep their
+    /// order.
+    fn take(&self) -> Option<(Lane<'_, J, A>, Waiting<J, A>)> {
+        let mut queue = self.queue();
+        if !queue.may_begin(self.lanes) {
+            return None;
+        }
+        queue.crowd = (queue.waiting.len() + queue.in_work).max(queue.crowd - queue.crowd.div_ceil(16));
+        let most = queue.crowd.div_ceil(self.lanes).min(self.most);
         let mut jobs: Vec<J> = Vec::new();
         let (mut tell, mut left) = (Vec::new(), VecDeque::new());
-        while jobs.len() < self.most
-            && let Some((job, sender)) = waiting.pop_front()
+        while jobs.len() < most
+            && let Some((job, sender)) = queue.waiting.pop_front()
         {
             if job.joins(&jobs) {
                 jobs.push(job);
@@ -85,13 +131,20 @@ impl<J: Job, A> Together<J, A> {
                 left.push_back((job, sender));
             }
         }
-        left.append(&mut waiting);
-        *waiting = left;
-        jobs.into_iter().zip(tell).collect()
+        left.append(&mut queue.waiting);
+        queue.waiting = left;
+        queue.busy += 1;
+        queue.in_work += jobs.len();
+        if queue.may_begin(self.lanes) {
+            self.free.notify_one();
+        }
+        Some((Lane { of: self, jobs: jobs.len() }, jobs.into_iter().zip(tell).collect()))
     }
+}
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting<J, A>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+impl<J, A> Together<J, A> {
+    fn queue(&self) -> MutexGuard<'_, Queue<J, A>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

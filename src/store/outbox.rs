@@ -333,8 +333,9 @@ pub async fn redeliver(store: &Store, id: i64) -> Result<Option<bool>> {
 pub async fn next_due(tx: &mut Tx) -> Result<Option<f64>> {
     let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
-        "select extract(epoch from min(next_attempt_at) - coalesce($1, now()))::double precision
-         from outbox where status = 'pending'",
+        "select extract(epoch from
+             (select next_attempt_at from outbox where status = 'pending' order by next_attempt_at limit 1)
+             - coalesce($1, now()))::double precision",
         now,
     )
     .fetch_one(tx.conn())

@@ -60,12 +60,14 @@ pub async fn parkings(store: &Store) -> Result<i64> {
     Ok(count.fetch_one(&store.pool).await?)
 }
 
-/// Seconds until the next deadline or end of a lease; negative when one has passed.
+/// Seconds until the next deadline or end of a lease; negative when one has passed. The first of an order and not a
+/// minimum: planned on an empty table, that was the whole index, added up.
 pub async fn next_timeout(tx: &mut Tx) -> Result<Option<f64>> {
     let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
-        "select extract(epoch from min(timeout_at) - coalesce($1, now()))::double precision
-         from task where status in ('claimed', 'running')",
+        "select extract(epoch from
+             (select timeout_at from task where status in ('claimed', 'running') order by timeout_at limit 1)
+             - coalesce($1, now()))::double precision",
         now,
     )
     .fetch_one(tx.conn())
@@ -77,8 +79,9 @@ pub async fn next_release(tx: &mut Tx) -> Result<Option<f64>> {
     let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
         "select extract(epoch from least(
-             (select min(next_retry_at) from task where status = 'retry_pending'),
-             (select min(not_before) from task where status = 'pending' and not_before is not null)
+             (select next_retry_at from task where status = 'retry_pending' order by next_retry_at limit 1),
+             (select not_before from task where status = 'pending' and not_before is not null
+              order by not_before limit 1)
          ) - coalesce($1, now()))::double precision",
         now,
     )
