@@ -127,6 +127,7 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
         }
         Event::TimedOut => {
             need(task.status == Status::Running && task.timeout_at.is_some_and(|at| at <= moment.now))?;
+            need(!task.has_sign_of_life(moment.now))?;
             let failure = Failure {
                 trigger: Trigger::Timeout,
                 failure_type: FailureType::Timeout,

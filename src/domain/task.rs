@@ -1,6 +1,6 @@
 //! The part of a task that decisions look at, as it was read under its lock.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use super::failure::FailureType;
@@ -31,6 +31,7 @@ pub struct Task {
     /// What it occupies of rules while it is Claimed or Running.
     pub slots: Vec<i64>,
     /// End of the lease while Claimed, deadline while Running.
+    /// While it is executing: when to look whether it is overdue. A sign of life does not move it.
     pub timeout_at: Option<DateTime<Utc>>,
     pub next_retry_at: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
@@ -46,6 +47,11 @@ impl Task {
     /// Whether it was ever executed since it was created or last retried by hand: its parents have done their part.
     pub fn has_begun(&self) -> bool {
         self.claimed_run.is_some_and(|claimed| claimed >= self.manual_run.unwrap_or(0))
+    }
+
+    /// Whether its worker has been heard of lately enough. What changes about a task that runs is what its worker says.
+    pub fn has_sign_of_life(&self, now: DateTime<Utc>) -> bool {
+        self.status == Status::Running && self.last_updated + TimeDelta::seconds(i64::from(self.timeout_secs)) > now
     }
 }
 

@@ -6,7 +6,7 @@ use super::runner::{Loop, Tick};
 use crate::domain::lifecycle::{Event, decide};
 use crate::domain::status::Status;
 use crate::domain::task::Task;
-use crate::store::{self, Actor, Store, dead_ends, lock, retrying, stats, transitions};
+use crate::store::{self, Actor, Store, dead_ends, lock, progress, retrying, stats, transitions};
 use crate::wake::Hints;
 
 const LIMIT: i64 = 500;
@@ -38,18 +38,24 @@ impl Timeout {
         let event = |task: &Task| if task.status == Status::Claimed { Event::LeaseRanOut } else { Event::TimedOut };
         let locked = lock::timed_out(&mut tx, LIMIT).await?;
         let locked = dead_ends::widen(&mut tx, locked, |task, moment| decide(task, &event(task), moment)).await?;
-        let mut decided = Vec::new();
+        let (mut decided, mut alive) = (Vec::new(), Vec::new());
         for task in &locked.tasks {
             let event = event(task);
+            if task.has_sign_of_life(locked.moment.now) {
+                alive.push(task.id);
+            }
             if let Ok(Some(transition)) = decide(task, &event, locked.moment) {
                 tracing::info!(task.id = %task.id, batch.id = %task.batch_id, run = task.run, ?event, "task overdue");
                 decided.push(transition);
             }
         }
         transitions::apply(&mut tx, &decided, locked.moment).await?;
+        if !alive.is_empty() {
+            progress::put_off(&mut tx, &alive).await?;
+        }
         let due_in = stats::next_timeout(&mut tx).await?;
         tx.commit().await?;
-        let processed = decided.len() as u64;
-        Ok(Tick { processed, more: processed >= LIMIT.cast_unsigned(), due_in })
+        let more = locked.tasks.len() as u64 >= LIMIT.cast_unsigned();
+        Ok(Tick { processed: decided.len() as u64, more, due_in })
     }
 }

@@ -116,7 +116,7 @@ impl Service {
         }
         let sums: Vec<Sign> = sums.into_values().collect();
         let mut tx = self.begin().await?;
-        let written: HashSet<Uuid> = progress::record_free(&mut tx, &sums).await?.into_iter().collect();
+        let written: HashSet<Uuid> = progress::add_free(&mut tx, &sums).await?.into_iter().collect();
         tx.commit().await?;
         Ok(signs.iter().map(|sign| written.contains(&sign.id).then_some(())).collect())
     }

@@ -1,5 +1,6 @@
-//! What may change about an alive task besides its status: counters, priority, metadata, and its deadline, which
-//! every sign of life moves.
+//! What may change about an alive task besides its status: counters, priority, metadata, and the time of its last sign of
+//! life. Its deadline is moved by the timeout loop when it has come: moved by every sign, it would cost an entry in every
+//! index of the table each time.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -20,36 +21,20 @@ pub struct Sign {
     pub priority: Option<i16>,
 }
 
-struct Written {
-    id: Uuid,
-    batch_id: Uuid,
-    slots: Option<Vec<i64>>,
-    reordered: bool,
-    success: i64,
-    failures: i64,
-    expected: i64,
-    more_to_do: i64,
-}
-
-macro_rules! write {
-    ($lock:literal, $tx:expr, $signs:expr) => {{
-        macro_rules! column {
-            ($sign:ident => $value:expr) => {
-                &$signs.iter().map(|$sign| $value).collect::<Vec<_>>()[..]
-            };
-        }
-        let now = $tx.store.clock().param();
-        sqlx::query_as!(
-            Written,
-            r#"with held as materialized (
-             select id, success, failures, expected_count, priority from task where id = any($1) order by id "#
-                + $lock
-                + r#")
+/// Writes the signs of all tasks that are alive; answers whose they were. One sign per task at most.
+pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
+    macro_rules! column {
+        ($sign:ident => $value:expr) => {
+            &signs.iter().map(|$sign| $value).collect::<Vec<_>>()[..]
+        };
+    }
+    let now = tx.store.clock().param();
+    let written = sqlx::query!(
+        r#"with held as materialized (
+             select id, success, failures, expected_count, priority from task where id = any($1) order by id for update
+         )
          update task t set success = t.success + u.success, failures = t.failures + u.failures,
              expected_count = coalesce(u.expected_count, t.expected_count), priority = coalesce(u.priority, t.priority),
-             timeout_at = case when t.status = 'running'
-                               then coalesce($7, now()) + make_interval(secs => t.timeout_secs)
-                               else t.timeout_at end,
              last_updated = coalesce($7, now())
          from unnest($1::uuid[], $2::int[], $3::bigint[], $4::bigint[], $5::int[], $6::smallint[])
              u(id, run, success, failures, expected_count, priority)
@@ -59,32 +44,16 @@ macro_rules! write {
              u.failures as "failures!", coalesce(u.expected_count - coalesce(h.expected_count, 0), 0)::bigint as "expected!",
              greatest(0, coalesce(t.expected_count - t.success - t.failures, 0))
              - greatest(0, coalesce(h.expected_count - h.success - h.failures, 0)) as "more_to_do!""#,
-            column!(s => s.id),
-            column!(s => s.run) as &[Option<i32>],
-            column!(s => s.success),
-            column!(s => s.failures),
-            column!(s => s.expected_count) as &[Option<i32>],
-            column!(s => s.priority) as &[Option<i16>],
-            now,
-        )
-        .fetch_all($tx.conn())
-        .await?
-    }};
-}
-
-/// Writes the signs of all tasks that are alive; answers whose they were. One sign per task at most.
-pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
-    let written = write!("for update", tx, signs);
-    keep_book(tx, written).await
-}
-
-/// The same for those that nobody else holds, without waiting for the others.
-pub async fn record_free(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
-    let written = write!("for update skip locked", tx, signs);
-    keep_book(tx, written).await
-}
-
-async fn keep_book(tx: &mut Tx, written: Vec<Written>) -> Result<Vec<Uuid>> {
+        column!(s => s.id),
+        column!(s => s.run) as &[Option<i32>],
+        column!(s => s.success),
+        column!(s => s.failures),
+        column!(s => s.expected_count) as &[Option<i32>],
+        column!(s => s.priority) as &[Option<i16>],
+        now,
+    )
+    .fetch_all(tx.conn())
+    .await?;
     for row in &written {
         tx.summed(row.batch_id, Sums { success: row.success, failures: row.failures, expected: row.expected });
         if row.more_to_do != 0 {
@@ -97,6 +66,66 @@ async fn keep_book(tx: &mut Tx, written: Vec<Written>) -> Result<Vec<Uuid>> {
         }
     }
     Ok(written.into_iter().map(|row| row.id).collect())
+}
+
+/// Adds up the counters of tasks, and of their batches, by one statement: nothing but `run`, `success` and `failures` of
+/// the signs is looked at. Answers whose they were. Leaves out tasks that somebody else holds, without waiting for them,
+/// and those that occupy slots, which need more care.
+pub async fn add_free(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
+    let mut sorted: Vec<&Sign> = signs.iter().collect();
+    sorted.sort_unstable_by_key(|sign| sign.id);
+    macro_rules! column {
+        ($sign:ident => $value:expr) => {
+            &sorted.iter().map(|$sign| $value).collect::<Vec<_>>()[..]
+        };
+    }
+    let now = tx.store.clock().param();
+    Ok(sqlx::query_scalar!(
+        r#"with held as materialized (
+               select u.id, u.success, u.failures
+               from unnest($1::uuid[], $2::int[], $3::bigint[], $4::bigint[]) u(id, run, success, failures)
+               cross join lateral (
+                   select from task where id = u.id and ended_at is null and slots is null
+                       and (u.run is null or u.run = run)
+                   for update skip locked
+               ) t
+           ), counted as (
+               update task t set success = t.success + h.success, failures = t.failures + h.failures,
+                   last_updated = coalesce($5, now())
+               from held h where t.id = h.id and t.id = any($1)
+               returning t.id, t.batch_id, h.success, h.failures
+           ), sums as materialized (
+               select batch_id, sum(success)::bigint as success, sum(failures)::bigint as failures from counted
+               group by batch_id having sum(success) <> 0 or sum(failures) <> 0
+           ), batches as materialized (
+               select batch_id from batch_count where batch_id = any(array(select batch_id from sums))
+               order by batch_id for update
+           ), summed as (
+               update batch_count c set total_success = c.total_success + s.success,
+                   total_failures = c.total_failures + s.failures, updated_at = coalesce($5, now())
+               from sums s where c.batch_id = s.batch_id and (select count(*) from batches) >= 0
+           )
+           select id as "id!" from counted"#,
+        column!(s => s.id),
+        column!(s => s.run) as &[Option<i32>],
+        column!(s => s.success),
+        column!(s => s.failures),
+        now,
+    )
+    .fetch_all(tx.conn())
+    .await?)
+}
+
+/// Moves the deadlines of running tasks to where their last sign of life has put them.
+pub async fn put_off(tx: &mut Tx, ids: &[Uuid]) -> Result<()> {
+    sqlx::query!(
+        "update task set timeout_at = last_updated + make_interval(secs => timeout_secs)
+         where id = any($1) and status = 'running'",
+        ids
+    )
+    .execute(tx.conn())
+    .await?;
+    Ok(())
 }
 
 /// Merges into the metadata of a task and answers how many bytes it has now, measured as for a new task. What is parked

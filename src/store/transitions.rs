@@ -182,7 +182,8 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
             &transitions.iter().map(|$transition| $value).collect::<Vec<_>>()[..]
         };
     }
-    // The expected status is bound, never a literal: see the note at the statistics of the column.
+    // The expected status is bound, never a literal: see the note at the statistics of the column. And the ids are given
+    // twice: joined alone, they were merged with the whole index in a plan that was made when there was little in it.
     let changed = sqlx::query!(
         "update task t set
              status = u.status, attempt = u.attempt, run = u.run, deferrals = u.deferrals, wait_count = u.wait_count,
@@ -195,7 +196,7 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
                      $13::timestamptz[], $14::timestamptz[], $15::text[], $16::text[], $17::int[])
              u(id, from_status, from_run, status, attempt, run, deferrals, wait_count, claimed_by, claimed_run,
                timeout_at, next_retry_at, started_at, ended_at, failure_type, failure_reason, manual_run)
-         where t.id = u.id and t.status = u.from_status and t.run = u.from_run",
+         where t.id = u.id and t.id = any($1) and t.status = u.from_status and t.run = u.from_run",
         column!(t => t.task().id),
         column!(t => t.from().as_str()) as &[&str],
         column!(t => t.from_run()),
@@ -274,13 +275,13 @@ pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<HashSet<Uuid>
                update task t set status = 'running', started_at = coalesce($5, now()), last_updated = coalesce($5, now()),
                    timeout_at = coalesce($5, now()) + make_interval(secs => t.timeout_secs)
                from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
-               join held h on h.id = u.id
                where t.id = u.id and t.run = u.run and t.status = u.from_status and t.claimed_by = $4
+                 and t.id = any(array(select id from held))
                returning t.id, t.batch_id, t.run, t.attempt, t.last_updated
            )
-           select h.id, m.batch_id as "batch_id?", m.run as "run?", m.attempt as "attempt?",
-               m.last_updated as "last_updated?"
-           from held h left join moved m on m.id = h.id"#,
+           select id as "id!", batch_id, run, attempt, last_updated from moved
+           union all
+           select id, null, null, null, null from held"#,
         &ids,
         &runs,
         &vec![Status::Claimed.as_str(); ids.len()] as &[&str],
