@@ -40,10 +40,7 @@ struct Lanes {
 
 impl Default for Lanes {
     fn default() -> Lanes {
-        {
-            let l = std::env::var("LANES").ok().and_then(|v| v.parse().ok()).unwrap_or(2);
-            Lanes { changes: Together::new(l, 200), signs: Together::new(l, 500), creations: Together::new(l, 200) }
-        }
+        Lanes { changes: Together::new(2, 200), signs: Together::new(1, 500), creations: Together::new(2, 200) }
     }
 }
 
