@@ -283,6 +283,9 @@ fn only_the_instance_that_claimed_a_task_can_start_it() {
 fn nothing_ends_before_its_time() {
     assert!(refused(&task(Status::Claimed), &Event::LeaseRanOut, moment(-1)));
     assert!(refused(&task(Status::Running), &Event::TimedOut, moment(-1)));
+    // The deadline has come, but its worker has been heard of since it was set.
+    let alive = Task { last_updated: at(-29), timeout_secs: 30, ..task(Status::Running) };
+    assert!(refused(&alive, &Event::TimedOut, moment(0)) && !refused(&alive, &Event::TimedOut, moment(1)));
     assert!(refused(&task(Status::RetryPending), &Event::RetryDue, moment(-1)));
     for (status, event) in [
         (Status::Claimed, Event::LeaseRanOut),

@@ -14,7 +14,7 @@ use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::rules::read_rules_change;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
-use crate::store::query::BatchFilter;
+use crate::store::lists::BatchFilter;
 
 /// List batches, newest first
 ///

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::{Api, Problem};
 use crate::domain::input::{Problems, representable};
-use crate::store::query::Page;
+use crate::store::lists::Page;
 
 /// What is read of a body that is too large anyway: many clients read the answer only after they have sent all of it.
 const STILL_READ: usize = 64 * 1024 * 1024;

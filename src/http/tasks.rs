@@ -21,7 +21,7 @@ use crate::domain::patch::{read_patch, read_progress};
 use crate::domain::status::Status;
 use crate::domain::view::{BasicTask, WholeTask};
 use crate::store::idempotency::Key;
-use crate::store::query::TaskFilter;
+use crate::store::lists::TaskFilter;
 
 /// Create a batch of tasks
 ///

@@ -7,7 +7,7 @@ use crate::domain::lifecycle::{Event, Transition, decide};
 use crate::domain::rules::RulesChange;
 use crate::domain::status::Status;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
-use crate::store::query::{BatchFilter, Page};
+use crate::store::lists::{self, BatchFilter, Page};
 use crate::store::{self, lock, query, retrying, slots, transitions};
 
 /// Tasks of a batch that one transaction changes: others wait for its locks no longer than that takes.
@@ -15,7 +15,7 @@ const CHUNK: i64 = 1000;
 
 impl Service {
     pub async fn batches(&self, filter: &BatchFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
-        Ok(query::batches(&self.store, filter, page, limit).await?)
+        Ok(lists::batches(&self.store, filter, page, limit).await?)
     }
 
     pub async fn batch(&self, id: Uuid) -> Result<Batch> {

@@ -2,8 +2,9 @@
 
 use super::{Error, Result, Service};
 use crate::domain::view::Delivery;
+use crate::store::lists::Page;
 use crate::store::outbox;
-use crate::store::query::{self, DeliveryFilter, Page};
+use crate::store::query::{self, DeliveryFilter};
 
 impl Service {
     pub async fn deliveries(&self, filter: &DeliveryFilter, page: Page<i64>, limit: i64) -> Result<Vec<Delivery>> {

@@ -11,7 +11,7 @@ use crate::domain::policy::Policy;
 use crate::domain::retry_view::RetryStats;
 use crate::domain::status::Status;
 use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedTask, WholeTask};
-use crate::store::query::Page;
+use crate::store::lists::Page;
 use crate::store::revival::Targets;
 use crate::store::{self, Actor, attempts, history, policies, query, retry_stats, retrying, revival};
 

@@ -13,7 +13,7 @@ use crate::domain::task::Task;
 use crate::domain::view::{BasicTask, Timestamp, WholeTask};
 use crate::store::create::{self, Circumstances, New};
 use crate::store::idempotency::{self, Key, Seen};
-use crate::store::query::{Page, TaskFilter};
+use crate::store::lists::{self, Page, TaskFilter};
 use crate::store::{self, Actor, Tx, dead_ends, fairness, lock, policies, query, retrying, slots, transitions};
 
 /// New tasks of several requests that are stored by one transaction at most.
@@ -145,7 +145,7 @@ impl Service {
     }
 
     pub async fn tasks(&self, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
-        Ok(query::tasks(&self.store, filter, page, limit).await?)
+        Ok(lists::tasks(&self.store, filter, page, limit).await?)
     }
 
     pub async fn cancel(&self, id: Uuid) -> Result<WholeTask> {

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::query::Page;
+use super::lists::Page;
 use super::{Result, Store, Tx};
 use crate::domain::failure::FailureType;
 use crate::domain::lifecycle::{Attempt, AttemptOutcome, Cause, RetryType, Transition};

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::policies::ByKind;
 use super::tx::Move;
-use super::{Error, Result, Tx, dedupe, lock, transitions};
+use super::{Error, Result, Store, Tx, dedupe, lock, transitions};
 use crate::domain::dedupe::{Parent, Planned, plan};
 use crate::domain::lifecycle::{Event, Transition, decide};
 use crate::domain::new_task::{NewBatch, NewTask, RetryChoice};
@@ -72,10 +72,12 @@ pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<Created>> {
         };
         let tasks = plan(tasks, &twins);
         let there = parents_elsewhere(&tasks);
-        let ids = new_ids(tasks.len(), there.last());
-        plans.push(Plan { new: *new, tasks, ids, there });
+        plans.push(Plan { new: *new, tasks, ids: Vec::new(), there });
     }
     let created_at = insert_batches(tx, &plans).await?;
+    for plan in &mut plans {
+        plan.ids = new_ids(&tx.store, created_at, plan.tasks.len(), plan.there.last());
+    }
     insert_tasks(tx, &plans, created_at).await?;
     insert_links(tx, &plans).await?;
     let mut created = Vec::with_capacity(plans.len());
@@ -111,10 +113,11 @@ fn parents_elsewhere(planned: &[Planned]) -> Vec<Uuid> {
     ids.into_iter().collect()
 }
 
-/// In ascending order: the queue takes equal priorities in the order of the batch, and locks taken in the order of ids
-/// go from parents to children. So they come after that of every parent, also if the clock that made it is ahead.
-fn new_ids(count: usize, after: Option<&Uuid>) -> Vec<Uuid> {
-    let ids: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();
+/// Made from the time of creation, by which lists find them. In ascending order: the queue takes equal priorities in the
+/// order of the batch, and locks taken in the order of ids go from parents to children. So they come after that of every
+/// parent, also if the clock that made it is ahead.
+fn new_ids(store: &Store, created_at: DateTime<Utc>, count: usize, after: Option<&Uuid>) -> Vec<Uuid> {
+    let ids = store.ids.made_at(created_at, count);
     match (after.and_then(|parent| Some((parent, parent.get_timestamp()?))), ids.first()) {
         (Some((parent, made)), Some(first)) if first <= parent => {
             let (secs, nanos) = made.to_unix();
@@ -233,10 +236,10 @@ async fn insert_tasks(tx: &mut Tx, plans: &[Plan<'_>], created_at: DateTime<Utc>
                  u(batch_id, id, status, priority, flags, wait_count, timeout_secs, expected_count, run_at, name, kind,
                    metadata, actions, retry, dead_end_barrier, retry_source, turn, rules, fair_key)
          ), spec as (
-             insert into task_spec (id, batch_id, name, kind, metadata, actions, retry, retry_source, run_at,
-                                    dead_end_barrier, rules, fair_key, created_at)
-             select id, batch_id, name, kind, metadata, actions, retry, retry_source, run_at, dead_end_barrier, rules,
-                    fair_key, $2 from u
+             insert into task_spec (id, batch_id, timeout_secs, name, kind, metadata, actions, retry, retry_source,
+                                    run_at, dead_end_barrier, rules, fair_key, created_at)
+             select id, batch_id, timeout_secs, name, kind, metadata, actions, retry, retry_source, run_at,
+                    dead_end_barrier, rules, fair_key, $2 from u
          )
          insert into task (id, batch_id, status, priority, flags, wait_count, timeout_secs, expected_count, not_before,
                            turn, created_at, last_updated)

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
+use super::lists::Page;
 use super::lock::read_status;
-use super::query::Page;
 use super::tx::Move;
 use super::{Result, Store};
 use crate::domain::status::Status;

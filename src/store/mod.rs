@@ -10,8 +10,10 @@ mod error;
 pub mod fairness;
 pub mod history;
 pub mod idempotency;
+mod ids;
 pub mod lease;
 pub mod listen;
+pub mod lists;
 pub mod lock;
 pub mod migrate;
 pub mod outbox;
@@ -58,6 +60,7 @@ pub struct Inner {
     policies: policies::Cache,
     matchers: slots::Cache,
     fair: fairness::InUse,
+    ids: ids::Ids,
 }
 
 impl Deref for Store {
@@ -98,6 +101,7 @@ impl Store {
             policies: policies::Cache::default(),
             matchers: slots::Cache::default(),
             fair: fairness::InUse::default(),
+            ids: ids::Ids::default(),
         })))
     }
 

@@ -1,4 +1,4 @@
-//! What is read without changing anything: tasks, batches, graphs, notifications.
+//! What is read without changing anything: a task, a batch, a graph, notifications. Lists have a file of their own.
 
 use std::collections::HashMap;
 
@@ -7,43 +7,23 @@ use serde_json::{Value, json};
 use sqlx::{FromRow, Postgres, QueryBuilder};
 use uuid::Uuid;
 
+use super::lists::Page;
 use super::lock::read_status;
 use super::{Error, Result, Store, Tx};
 use crate::domain::failure::FailureType;
 use crate::domain::status::Status;
 use crate::domain::view::{
-    BasicTask, Batch, BatchSummary, Dag, Delivery, DeliveryStatus, Link, RetrySource, StatusCounts, Timestamp,
-    WholeTask,
+    BasicTask, Batch, Dag, Delivery, DeliveryStatus, Link, RetrySource, StatusCounts, Timestamp, WholeTask,
 };
 use crate::domain::webhook::{Action, Actions};
 
-/// Which part of a list is wanted.
-#[derive(Clone, Copy, Debug)]
-pub enum Page<Key> {
-    /// Skip this many.
-    Offset(i64),
-    /// Go on after this one.
-    After(Key),
-}
-
-#[derive(Debug, Default)]
-pub struct TaskFilter {
-    pub statuses: Vec<Status>,
-    pub kind: Option<String>,
-    pub name: Option<String>,
-    pub batch_id: Option<Uuid>,
-    pub metadata: Option<Value>,
-    pub timeout: Option<i32>,
-    pub created_after: Option<DateTime<Utc>>,
-    pub created_before: Option<DateTime<Utc>>,
-}
-
-const BASIC: &str = "select t.id, s.name, s.kind, t.status::text as status, t.batch_id, t.priority, t.attempt, t.run,
+pub(super) const BASIC: &str =
+    "select t.id, s.name, s.kind, t.status::text as status, t.batch_id, t.priority, t.attempt, t.run,
     t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
-    s.dead_end_barrier from task_spec s join task t on t.id = s.id where true";
+    s.dead_end_barrier from task_spec s join task t on t.id = s.id";
 
 #[derive(FromRow)]
-struct BasicRow {
+pub(super) struct BasicRow {
     id: Uuid,
     name: String,
     kind: String,
@@ -63,7 +43,7 @@ struct BasicRow {
 }
 
 impl BasicRow {
-    fn into_view(self) -> Result<BasicTask> {
+    pub(super) fn into_view(self) -> Result<BasicTask> {
         Ok(BasicTask {
             id: self.id,
             name: self.name,
@@ -83,45 +63,6 @@ impl BasicRow {
             dead_end_barrier: self.dead_end_barrier,
         })
     }
-}
-
-/// Newest first.
-pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
-    let mut query = QueryBuilder::<Postgres>::new(BASIC);
-    if !filter.statuses.is_empty() {
-        let names: Vec<&str> = filter.statuses.iter().map(|s| s.as_str()).collect();
-        query.push(" and t.status = any(").push_bind(names).push("::text[]::task_status[])");
-    }
-    if let Some(kind) = &filter.kind {
-        query.push(" and s.kind = ").push_bind(kind);
-    }
-    if let Some(name) = &filter.name {
-        query.push(" and s.name = ").push_bind(name);
-    }
-    if let Some(batch_id) = filter.batch_id {
-        query.push(" and s.batch_id = ").push_bind(batch_id);
-    }
-    contains(&mut query, "s.metadata", filter.metadata.as_ref());
-    if let Some(timeout) = filter.timeout {
-        query.push(" and t.timeout_secs = ").push_bind(timeout);
-    }
-    if let Some(after) = filter.created_after {
-        query.push(" and s.created_at > ").push_bind(after);
-    }
-    if let Some(before) = filter.created_before {
-        query.push(" and s.created_at < ").push_bind(before);
-    }
-    if let Page::After(id) = page {
-        // Said of both tables: where they are merged, both are then read from here on, and not from the newest row.
-        query.push(" and s.id < ").push_bind(id).push(" and t.id < ").push_bind(id);
-    }
-    query.push(" order by s.id desc limit ").push_bind(limit);
-    if let Page::Offset(offset) = page {
-        query.push(" offset ").push_bind(offset);
-    }
-    let planned = query.build_query_as().persistent(filter.metadata.is_none());
-    let rows: Vec<BasicRow> = planned.fetch_all(&store.pool).await?;
-    rows.into_iter().map(BasicRow::into_view).collect()
 }
 
 pub async fn task(store: &Store, id: Uuid) -> Result<Option<WholeTask>> {
@@ -241,7 +182,7 @@ pub async fn standing(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> 
 
 pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
     let mut query = QueryBuilder::<Postgres>::new(BASIC);
-    query.push(" and s.batch_id = ").push_bind(batch_id).push(" order by s.id");
+    query.push(" where s.batch_id = ").push_bind(batch_id).push(" order by s.id");
     let rows: Vec<BasicRow> = query.build_query_as().fetch_all(&store.pool).await?;
     if rows.is_empty() {
         return Ok(None);
@@ -259,91 +200,6 @@ pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
     .fetch_all(&store.pool)
     .await?;
     Ok(Some(Dag { tasks: rows.into_iter().map(BasicRow::into_view).collect::<Result<_>>()?, links }))
-}
-
-#[derive(Debug, Default)]
-pub struct BatchFilter {
-    pub scope: Option<String>,
-    pub metadata: Option<Value>,
-}
-
-#[derive(FromRow)]
-struct BatchRow {
-    id: Uuid,
-    total: i32,
-    created_at: DateTime<Utc>,
-    kinds: Vec<String>,
-    scope: Option<String>,
-    metadata: Option<Value>,
-    updated_at: DateTime<Utc>,
-    waiting: i32,
-    pending: i32,
-    claimed: i32,
-    running: i32,
-    retry_pending: i32,
-    paused: i32,
-    success: i32,
-    failure: i32,
-    canceled: i32,
-}
-
-/// Newest first.
-pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
-    // The counters are looked up for the page alone: joined before the limit, the tables were merged from the newest
-    // batch on, down to the page.
-    let mut query = QueryBuilder::<Postgres>::new(
-        "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending, c.claimed,
-                c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled
-         from (select * from batch b where true",
-    );
-    if let Some(scope) = &filter.scope {
-        query.push(" and b.scope = ").push_bind(scope);
-    }
-    contains(&mut query, "b.metadata", filter.metadata.as_ref());
-    if let Page::After(id) = page {
-        query.push(" and b.id < ").push_bind(id);
-    }
-    query.push(" order by b.id desc limit ").push_bind(limit);
-    if let Page::Offset(offset) = page {
-        query.push(" offset ").push_bind(offset);
-    }
-    query
-        .push(") b cross join lateral (select * from batch_count where batch_id = b.id offset 0) c order by b.id desc");
-    let planned = query.build_query_as().persistent(filter.metadata.is_none());
-    let rows: Vec<BatchRow> = planned.fetch_all(&store.pool).await?;
-    Ok(rows
-        .into_iter()
-        .map(|row| BatchSummary {
-            batch_id: row.id,
-            total_tasks: row.total,
-            first_created_at: Timestamp(row.created_at),
-            latest_updated_at: Timestamp(row.updated_at),
-            status_counts: StatusCounts {
-                waiting: row.waiting,
-                pending: row.pending,
-                claimed: row.claimed,
-                running: row.running,
-                retry_pending: row.retry_pending,
-                paused: row.paused,
-                success: row.success,
-                failure: row.failure,
-                canceled: row.canceled,
-            },
-            kinds: row.kinds,
-            scope: row.scope,
-            metadata: row.metadata.unwrap_or_else(|| json!({})),
-        })
-        .collect())
-}
-
-/// What has no metadata is stored without a value, and contains the empty object too.
-/// Such a query must not be kept prepared: only with the value at hand can the planner tell a rare one, for which it
-/// takes the index, from a common one, for which it walks from the newest row on. A plan for any value walks, and
-/// reads everything to find nothing.
-fn contains(query: &mut QueryBuilder<Postgres>, column: &str, metadata: Option<&Value>) {
-    if let Some(metadata) = metadata.filter(|m| m.as_object().is_some_and(|m| !m.is_empty())) {
-        query.push(format!(" and {column} @> ")).push_bind(metadata.clone());
-    }
 }
 
 pub async fn batch_exists(store: &Store, id: Uuid) -> Result<bool> {

@@ -46,7 +46,9 @@ async fn signs_of_life_move_the_timeout_and_add_up() {
     f.api.put(&path, &json!({"new_success": 4})).await;
     let task = f.api.task(&ids[0]).await;
     assert_eq!((&task["success"], &task["failures"]), (&json!(7), &json!(1)));
-    f.advance(30);
+    f.advance(29);
+    assert_eq!(f.expire().await, 0, "the last of them counts");
+    f.advance(1);
     assert_eq!(f.expire().await, 1);
     let task = f.api.task(&ids[0]).await;
     assert_eq!((&task["status"], &task["failure_type"]), (&json!("Failure"), &json!("timeout")));

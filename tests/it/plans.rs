@@ -1,7 +1,8 @@
 //! Each loop's pick walks its own index, at a size where anything else would be felt.
 
 use reprise::clock::Clock;
-use reprise::store::query::{self, BatchFilter, Page, TaskFilter};
+use reprise::domain::status::Status;
+use reprise::store::lists::{self, BatchFilter, Page, TaskFilter};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use uuid::Uuid;
@@ -188,14 +189,17 @@ async fn a_page_of_a_list_reads_little_more_than_itself() {
     let db = Database::new().await;
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     let load = sqlx::raw_sql(
-        "create temp table made as select n, lpad(to_hex(n), 32, '0')::uuid as id from generate_series(1, 20000) n;
+        "create temp table made as
+         select n, to_timestamp(1767225600 + n) as at,
+                (lpad(to_hex((1767225600 + n) * 1000), 12, '0') || '70008000000000000000')::uuid as id
+         from generate_series(1::bigint, 20000) n;
          insert into batch (id, metadata, kinds, total, created_at)
          select id, jsonb_build_object('n', n), '{k}', 1, now() from made;
          insert into batch_count (batch_id, success, updated_at) select id, 1, now() from made;
          insert into task (id, batch_id, status, priority, flags, timeout_secs, created_at, last_updated, ended_at)
-         select id, id, 'success', 0, 0, 60, now(), now(), now() from made;
+         select id, id, 'success', 0, 0, 60, at, at, at from made;
          insert into task_spec (id, batch_id, name, kind, metadata, created_at)
-         select id, id, 'n', 'k', jsonb_build_object('n', n), now() from made;
+         select id, id, 'n', 'k', jsonb_build_object('n', n), at from made;
          analyze;",
     );
     load.execute(&mut connection).await.unwrap();
@@ -205,20 +209,35 @@ async fn a_page_of_a_list_reads_little_more_than_itself() {
     let before = db.number(read).await;
     let store = db.store(Clock::Database);
     for n in 0..10u128 {
-        let deep = || Page::After(Uuid::from_u128(1000 + n));
+        let deep = || Page::After(Uuid::from_u128((1_767_226_600_000 + n) << 80 | 0x7000_8000 << 48));
         let metadata = || Some(json!({"n": "not a number"}));
         let of = BatchFilter::default();
-        assert_eq!(query::batches(&store, &of, deep(), 50).await.unwrap().len(), 50);
+        assert_eq!(lists::batches(&store, &of, deep(), 50).await.unwrap().len(), 50);
         let of = BatchFilter { metadata: metadata(), ..of };
-        assert_eq!(query::batches(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0);
+        assert_eq!(lists::batches(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0);
         let of = TaskFilter::default();
-        assert_eq!(query::tasks(&store, &of, deep(), 50).await.unwrap().len(), 50);
+        assert_eq!(lists::tasks(&store, &of, deep(), 50).await.unwrap().len(), 50);
         let of = TaskFilter { metadata: metadata(), ..of };
-        assert_eq!(query::tasks(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0);
+        assert_eq!(lists::tasks(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0);
+        for status in Status::ALL.into_iter().filter(|status| *status != Status::Success) {
+            let of = TaskFilter { statuses: vec![status, Status::Failure], ..TaskFilter::default() };
+            assert_eq!(lists::tasks(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0);
+        }
+        let at = |secs| chrono::DateTime::from_timestamp(secs, 0);
+        for of in [
+            TaskFilter { timeout: Some(61), ..TaskFilter::default() },
+            TaskFilter { created_after: at(1_767_300_000), ..TaskFilter::default() },
+            TaskFilter { created_before: at(1_767_225_600), ..TaskFilter::default() },
+        ] {
+            assert_eq!(lists::tasks(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0, "{of:?}");
+        }
+        let of = TaskFilter { created_before: at(1_767_235_601), ..TaskFilter::default() };
+        let found = lists::tasks(&store, &of, Page::Offset(0), 50).await.unwrap();
+        assert_eq!((found.len(), Some(found[0].created_at.0)), (50, at(1_767_235_600)));
     }
     store.close().await;
     let read = db.number(read).await - before;
-    assert!(read < 10 * 300, "{read} rows were read");
+    assert!(read < 10 * 1000, "{read} rows were read");
 }
 
 #[tokio::test]

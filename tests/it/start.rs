@@ -168,6 +168,7 @@ async fn a_worker_whose_claim_was_lost_may_still_report() {
     let receiver = Receiver::start().await;
     let ids = f.api.create(&task(&receiver)).await;
     f.claim().await;
+    eventually("the call", async || (receiver.received().len() == 1).then_some(())).await;
     f.advance(30);
     f.expire().await;
     let path = format!("/task/{}", ids[0]);

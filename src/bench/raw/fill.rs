@@ -39,8 +39,8 @@ with made as materialized (
            case status when 'failure' then 'server_error' end, case status when 'failure' then 'it broke' end
     from made order by id
 ), s as (
-    insert into task_spec (id, batch_id, name, kind, metadata, actions, created_at)
-    select id, batch_id, 'name-' || n % 1000, case n when 0 then 'rare' else 'kind-' || n % 20 end,
+    insert into task_spec (id, batch_id, timeout_secs, name, kind, metadata, actions, created_at)
+    select id, batch_id, case when n % 1000 = 7 then 120 else 60 end, 'name-' || n % 1000, case n when 0 then 'rare' else 'kind-' || n % 20 end,
            case when n % 10 = 3 then jsonb_build_object('tenant', 't' || n / 10 % 1000) end,
            '{"on_start":{"kind":"Webhook","params":{"url":"http://127.0.0.1:65535/","verb":"Post"}}}', at
     from made order by id
@@ -132,11 +132,11 @@ with made as materialized (
 ), t as (
     insert into task (id, batch_id, status, priority, flags, timeout_secs, claimed_by, claimed_run, timeout_at, created_at,
                       started_at, last_updated)
-    select id, batch_id, 'running', 0, 0, 86400, batch_id, 0, deadline, m.at, m.at, m.at
+    select id, batch_id, 'running', 0, 0, 86400, batch_id, 0, deadline, m.at, m.at, deadline - interval '86400 seconds'
     from made m join batches using (part) order by id
 ), s as (
-    insert into task_spec (id, batch_id, name, kind, retry, retry_source, created_at)
-    select m.id, b.batch_id, x.name, x.kind, x.retry, x.retry_source, m.at
+    insert into task_spec (id, batch_id, timeout_secs, name, kind, retry, retry_source, created_at)
+    select m.id, b.batch_id, 86400, x.name, x.kind, x.retry, x.retry_source, m.at
     from made m join batches b using (part) cross join task_spec x where x.id = $2 order by 1
 ), b as (
     insert into batch (id, kinds, total, created_at)

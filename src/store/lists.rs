@@ -1,0 +1,245 @@
+//! Lists of tasks and batches, newest first. Which rows are on a page is found out from indexes alone, before anything is
+//! joined: a page costs what is on it, however deep it is and however rare what it asks for.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::{Value, json};
+use sqlx::{FromRow, Postgres, QueryBuilder};
+use uuid::Uuid;
+
+use super::query::{BASIC, BasicRow};
+use super::{Result, Store, stats};
+use crate::domain::status::Status;
+use crate::domain::view::{BasicTask, BatchSummary, StatusCounts, Timestamp};
+
+/// Tasks in a status that are sorted rather than looked for among all others.
+const FEW: i64 = 20_000;
+/// How much later than its task an id may say that it was made: transactions overlap.
+const OVERLAP: TimeDelta = TimeDelta::seconds(60);
+
+/// Which part of a list is wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Page<Key> {
+    /// Skip this many.
+    Offset(i64),
+    /// Go on after this one.
+    After(Key),
+}
+
+#[derive(Debug, Default)]
+pub struct TaskFilter {
+    pub statuses: Vec<Status>,
+    pub kind: Option<String>,
+    pub name: Option<String>,
+    pub batch_id: Option<Uuid>,
+    pub metadata: Option<Value>,
+    pub timeout: Option<i32>,
+    pub created_after: Option<DateTime<Utc>>,
+    pub created_before: Option<DateTime<Utc>>,
+}
+
+/// Newest first.
+pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
+    let offset = if let Page::Offset(offset) = page { offset } else { 0 };
+    let mut query = QueryBuilder::<Postgres>::new(format!("{BASIC} join (select id from ("));
+    for (i, way) in ways(store, &filter.statuses).await?.into_iter().enumerate() {
+        query.push(if i == 0 { "(" } else { " union all (" });
+        way.push(&mut query);
+        narrow(&mut query, filter, page);
+        query.push(" order by s.id desc limit ").push_bind(limit.saturating_add(offset)).push(")");
+    }
+    query.push(") found order by id desc limit ").push_bind(limit).push(" offset ").push_bind(offset);
+    query.push(") page on page.id = s.id order by s.id desc");
+    let planned = query.build_query_as().persistent(filter.metadata.is_none());
+    let rows: Vec<BasicRow> = planned.fetch_all(&store.pool).await?;
+    rows.into_iter().map(BasicRow::into_view).collect()
+}
+
+/// How to come by the tasks of one status, in a query of which the specification is called `s`.
+enum Way {
+    /// There is no status to look at.
+    Any,
+    /// From the newest on; over an index where there is one by id.
+    InOrder(Status),
+    /// All that fulfil a condition for which there is an index, in any order.
+    All(&'static str),
+}
+
+impl Way {
+    /// A status is written out: bound, no partial index would be known to fit.
+    fn push(&self, query: &mut QueryBuilder<Postgres>) {
+        match self {
+            Way::Any => query.push("select s.id from task_spec s where true"),
+            Way::InOrder(status) => query.push(format!(
+                "select s.id from task_spec s join task t on t.id = s.id where t.status = '{}'",
+                status.as_str()
+            )),
+            Way::All(condition) => query.push(format!(
+                "select s.id from (select id from task where {condition} offset 0) t
+                 join task_spec s on s.id = t.id where true"
+            )),
+        };
+    }
+}
+
+async fn ways(store: &Store, statuses: &[Status]) -> Result<Vec<Way>> {
+    if statuses.is_empty() {
+        return Ok(vec![Way::Any]);
+    }
+    let counts = stats::by_status(store).await?;
+    let mut ways = Vec::new();
+    for status in statuses {
+        let all: &[&str] = match status {
+            Status::Claimed => &["status = 'claimed'"],
+            Status::Running => &["status = 'running'"],
+            Status::RetryPending => &["status = 'retry_pending'"],
+            Status::Pending => &[
+                "status = 'pending' and not_before is null and parked_on is null",
+                "status = 'pending' and not_before is not null",
+                "status = 'pending' and parked_on is not null and not_before is null",
+            ],
+            Status::Waiting | Status::Paused | Status::Success | Status::Failure | Status::Canceled => &[],
+        };
+        if all.is_empty() || counts[status.index()] > FEW {
+            ways.push(Way::InOrder(*status));
+        } else {
+            ways.extend(all.iter().map(|condition| Way::All(condition)));
+        }
+    }
+    Ok(ways)
+}
+
+fn narrow(query: &mut QueryBuilder<Postgres>, filter: &TaskFilter, page: Page<Uuid>) {
+    if let Some(kind) = &filter.kind {
+        query.push(" and s.kind = ").push_bind(kind.clone());
+    }
+    if let Some(name) = &filter.name {
+        query.push(" and s.name = ").push_bind(name.clone());
+    }
+    if let Some(batch_id) = filter.batch_id {
+        query.push(" and s.batch_id = ").push_bind(batch_id);
+    }
+    contains(query, "s.metadata", filter.metadata.as_ref());
+    if let Some(timeout) = filter.timeout {
+        query.push(" and s.timeout_secs = ").push_bind(timeout);
+    }
+    if let Some(after) = filter.created_after {
+        query.push(" and s.created_at > ").push_bind(after);
+        query.push(" and s.id >= ").push_bind(first_id(after));
+    }
+    if let Some(before) = filter.created_before {
+        query.push(" and s.created_at < ").push_bind(before);
+        query.push(" and s.id < ").push_bind(first_id(before + OVERLAP));
+    }
+    if let Page::After(id) = page {
+        query.push(" and s.id < ").push_bind(id);
+    }
+}
+
+/// The smallest id that can have been made at that time: it begins with the milliseconds.
+fn first_id(at: DateTime<Utc>) -> Uuid {
+    let millis = u64::try_from(at.timestamp_millis()).unwrap_or(0).min((1 << 48) - 1);
+    Uuid::from_u128(u128::from(millis) << 80)
+}
+
+#[derive(Debug, Default)]
+pub struct BatchFilter {
+    pub scope: Option<String>,
+    pub metadata: Option<Value>,
+}
+
+#[derive(FromRow)]
+struct BatchRow {
+    id: Uuid,
+    total: i32,
+    created_at: DateTime<Utc>,
+    kinds: Vec<String>,
+    scope: Option<String>,
+    metadata: Option<Value>,
+    updated_at: DateTime<Utc>,
+    waiting: i32,
+    pending: i32,
+    claimed: i32,
+    running: i32,
+    retry_pending: i32,
+    paused: i32,
+    success: i32,
+    failure: i32,
+    canceled: i32,
+}
+
+/// Newest first.
+pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
+    // The counters are looked up for the page alone: joined before the limit, the tables were merged from the newest
+    // batch on, down to the page.
+    let mut query = QueryBuilder::<Postgres>::new(
+        "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending, c.claimed,
+                c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled
+         from (select * from batch b where true",
+    );
+    if let Some(scope) = &filter.scope {
+        query.push(" and b.scope = ").push_bind(scope);
+    }
+    contains(&mut query, "b.metadata", filter.metadata.as_ref());
+    if let Page::After(id) = page {
+        query.push(" and b.id < ").push_bind(id);
+    }
+    query.push(" order by b.id desc limit ").push_bind(limit);
+    if let Page::Offset(offset) = page {
+        query.push(" offset ").push_bind(offset);
+    }
+    query
+        .push(") b cross join lateral (select * from batch_count where batch_id = b.id offset 0) c order by b.id desc");
+    let planned = query.build_query_as().persistent(filter.metadata.is_none());
+    let rows: Vec<BatchRow> = planned.fetch_all(&store.pool).await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| BatchSummary {
+            batch_id: row.id,
+            total_tasks: row.total,
+            first_created_at: Timestamp(row.created_at),
+            latest_updated_at: Timestamp(row.updated_at),
+            status_counts: StatusCounts {
+                waiting: row.waiting,
+                pending: row.pending,
+                claimed: row.claimed,
+                running: row.running,
+                retry_pending: row.retry_pending,
+                paused: row.paused,
+                success: row.success,
+                failure: row.failure,
+                canceled: row.canceled,
+            },
+            kinds: row.kinds,
+            scope: row.scope,
+            metadata: row.metadata.unwrap_or_else(|| json!({})),
+        })
+        .collect())
+}
+
+/// What has no metadata is stored without a value, and contains the empty object too.
+/// Such a query must not be kept prepared: only with the value at hand can the planner tell a rare one, for which it
+/// takes the index, from a common one, for which it walks from the newest row on. A plan for any value walks, and
+/// reads everything to find nothing.
+fn contains(query: &mut QueryBuilder<Postgres>, column: &str, metadata: Option<&Value>) {
+    if let Some(metadata) = metadata.filter(|m| m.as_object().is_some_and(|m| !m.is_empty())) {
+        query.push(format!(" and {column} @> ")).push_bind(metadata.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_a_time_come_after_its_first() {
+        let at = |millis| DateTime::from_timestamp_millis(millis).unwrap();
+        let made = |millis: u64| {
+            let (secs, nanos) = (millis / 1000, u32::try_from(millis % 1000 * 1_000_000).unwrap());
+            Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, secs, nanos))
+        };
+        let now = 1_767_225_600_123;
+        assert!(first_id(at(now)) < made(1_767_225_600_123) && made(1_767_225_600_123) < first_id(at(now + 1)));
+        assert_eq!(first_id(at(-5)), Uuid::nil());
+        assert!(first_id(DateTime::<Utc>::MAX_UTC) > made(1_767_225_600_123));
+    }
+}
