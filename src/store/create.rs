@@ -242,9 +242,9 @@ async fn insert_tasks(tx: &mut Tx, plans: &[Plan<'_>], created_at: DateTime<Utc>
                     dead_end_barrier, rules, fair_key, $2 from u
          )
          insert into task (id, batch_id, status, priority, flags, wait_count, timeout_secs, expected_count, not_before,
-                           turn, created_at, last_updated)
+                           turn, kind_hash, created_at, last_updated)
          select id, batch_id, status, priority, flags, wait_count, timeout_secs, expected_count,
-                case when run_at > $2 then run_at end, turn, $2, $2 from u",
+                case when run_at > $2 then run_at end, turn, hashtext(kind), $2, $2 from u",
         column!(new, _p => new.id),
         created_at,
         &all.iter().map(|(_, id, _)| *id).collect::<Vec<_>>(),

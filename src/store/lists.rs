@@ -44,6 +44,9 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
     for (i, way) in ways(store, &filter.statuses).await?.into_iter().enumerate() {
         query.push(if i == 0 { "(" } else { " union all (" });
         way.push(&mut query);
+        if let (Way::InOrder(Status::Failure | Status::Canceled), Some(kind)) = (&way, &filter.kind) {
+            query.push(" and t.kind_hash = hashtext(").push_bind(kind.clone()).push(")");
+        }
         narrow(&mut query, filter, page);
         query.push(" order by s.id desc limit ").push_bind(limit.saturating_add(offset)).push(")");
     }

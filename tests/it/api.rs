@@ -228,6 +228,13 @@ async fn lists_are_filtered_and_paged() {
     assert_eq!(names("created_before=2026-01-01T00:00:30Z").await.len(), 3);
     assert_eq!(names("created_after=2026-01-01T00:00:30%2B00:00").await.len(), 7);
     assert_eq!(names("status=RUNNING").await, Vec::<String>::new());
+    for name in ["one", "three"] {
+        let task = f.api.get(&format!("/task?name={name}")).await.body[0]["id"].as_str().unwrap().to_owned();
+        assert_eq!(f.api.delete(&format!("/task/{task}")).await.status, 200);
+    }
+    assert_eq!(names("kind=a&status=Canceled").await, ["one"]);
+    assert_eq!(names("status=canceled,pending&page_size=100&kind=a").await, ["two", "one"]);
+    assert_eq!(names("kind=c&status=Canceled,Failure").await, Vec::<String>::new());
     assert_eq!(names("page_size=4").await, ["n6", "n5", "n4", "n3"]);
     assert_eq!(names("page_size=4&page=1").await, ["n2", "n1", "n0", "three"]);
     assert_eq!(names("page_size=100000").await.len(), 10, "clamped, not refused");

@@ -222,6 +222,8 @@ async fn a_page_of_a_list_reads_little_more_than_itself() {
         for status in Status::ALL.into_iter().filter(|status| *status != Status::Success) {
             let of = TaskFilter { statuses: vec![status, Status::Failure], ..TaskFilter::default() };
             assert_eq!(lists::tasks(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0);
+            let of = TaskFilter { kind: Some("none".into()), ..of };
+            assert_eq!(lists::tasks(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0);
         }
         let at = |secs| chrono::DateTime::from_timestamp(secs, 0);
         for of in [

@@ -25,22 +25,23 @@ with made as materialized (
     select b, i, n, at, at + interval '20 ms' as ended,
            (prefix || '7' || lpad(to_hex(i), 3, '0') || '8' || lpad(to_hex(n), 15, '0'))::uuid as id,
            (prefix || '70009' || lpad(to_hex(b), 15, '0'))::uuid as batch_id,
-           (case n % 100 when 0 then 'failure' when 1 then 'canceled' else 'success' end)::task_status as status
+           (case n % 100 when 0 then 'failure' when 1 then 'canceled' else 'success' end)::task_status as status,
+           case n when 0 then 'rare' else 'kind-' || n % 20 end as kind
     from generate_series($1::bigint, $2::bigint) b
     cross join lateral (select now() - interval '30 days' + b * (interval '29 days' / $3::bigint) as at) t
     cross join lateral (select lpad(to_hex((extract(epoch from at) * 1000)::bigint), 12, '0') as prefix) p
     cross join generate_series(0, 999) i
     cross join lateral (select b * 1000 + i as n) number
 ), t as (
-    insert into task (id, batch_id, status, priority, flags, timeout_secs, claimed_run, created_at, started_at, ended_at,
-                      last_updated, failure_type, failure_reason)
-    select id, batch_id, status, 0, 1, case when n % 1000 = 7 then 120 else 60 end,
+    insert into task (id, kind_hash, batch_id, status, priority, flags, timeout_secs, claimed_run, created_at, started_at,
+                      ended_at, last_updated, failure_type, failure_reason)
+    select id, hashtext(kind), batch_id, status, 0, 1, case when n % 1000 = 7 then 120 else 60 end,
            case when status <> 'canceled' then 0 end, at, case when status <> 'canceled' then at end, ended, ended,
            case status when 'failure' then 'server_error' end, case status when 'failure' then 'it broke' end
     from made order by id
 ), s as (
     insert into task_spec (id, batch_id, timeout_secs, name, kind, metadata, actions, created_at)
-    select id, batch_id, case when n % 1000 = 7 then 120 else 60 end, 'name-' || n % 1000, case n when 0 then 'rare' else 'kind-' || n % 20 end,
+    select id, batch_id, case when n % 1000 = 7 then 120 else 60 end, 'name-' || n % 1000, kind,
            case when n % 10 = 3 then jsonb_build_object('tenant', 't' || n / 10 % 1000) end,
            '{"on_start":{"kind":"Webhook","params":{"url":"http://127.0.0.1:65535/","verb":"Post"}}}', at
     from made order by id

@@ -5,7 +5,7 @@ pub mod fill;
 pub mod limits;
 
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 
 use super::process;
 
@@ -29,6 +29,8 @@ impl Database {
 
     pub async fn connect(&self) -> Result<PgConnection, String> {
         let options: PgConnectOptions = self.url.parse().map_err(|error| format!("DATABASE_URL: {error}"))?;
+        // Filling tables takes long, and that is no news.
+        let options = options.disable_statement_logging();
         PgConnection::connect_with(&options).await.map_err(|error| format!("DATABASE_URL: cannot connect: {error}"))
     }
 
