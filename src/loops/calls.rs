@@ -173,7 +173,7 @@ impl Caller {
         loop {
             let at = Instant::now();
             match lease::confirm(&self.store, &asked, self.lease).await {
-                Ok(ours) => return self.held.keep(&asked, &ours, at),
+                Ok(ours) => return self.held.keep(&asked, &ours, Some(at)),
                 Err(error) => tracing::warn!(%error, "nothing is called: it is not known whether it may be"),
             }
             tokio::time::sleep(wait).await;
@@ -238,9 +238,8 @@ impl Keeper {
         if held.is_empty() {
             return Ok(());
         }
-        let at = Instant::now();
         let ours = lease::renew(&self.store, &held, self.lease).await?;
-        self.held.keep(&held, &ours, at);
+        self.held.keep(&held, &ours, None);
         Ok(())
     }
 
@@ -336,14 +335,14 @@ impl Held {
         self.map().iter().map(|(id, holding)| (*id, holding.run)).collect()
     }
 
-    /// Of those that were `asked` about, only `ours` were still ours `at` that time; what was not and is not called yet
-    /// is dropped.
-    fn keep(&self, asked: &[(Uuid, i32)], ours: &[Uuid], at: Instant) {
+    /// Of those that were `asked` about, only `ours` are still ours; what is not, and is not called yet, is dropped. Those
+    /// that are about to be called were ours `at` that time.
+    fn keep(&self, asked: &[(Uuid, i32)], ours: &[Uuid], at: Option<Instant>) {
         let ours: HashSet<&Uuid> = ours.iter().collect();
         let mut map = self.map();
         for (id, run) in asked {
             match map.get_mut(id).filter(|holding| holding.run == *run) {
-                Some(holding) if ours.contains(id) => holding.known = at,
+                Some(holding) if ours.contains(id) => holding.known = at.unwrap_or(holding.known),
                 Some(holding) if !holding.called => {
                     map.remove(id);
                 }
