@@ -27,7 +27,7 @@ use workloads::{Bench, WORKLOADS, Workload};
 
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct BenchArgs {
-    /// What to measure [default: all]
+    /// What to measure [default: all but soak]
     #[arg(value_name = "WORKLOAD", value_parser = Workload::parse)]
     workloads: Vec<Workload>,
     /// A service that runs already, `http://host:port` [default: one is started]
@@ -93,7 +93,8 @@ async fn measure(args: &BenchArgs, ground: &Ground) -> Result<(Value, Vec<Outcom
     let facts = facts(ground).await?;
     let sink = Sink::start(args.sink).await?;
     let bench = Bench { ground, sink: &sink, quick: args.quick, scale: args.scale, filled: args.filled };
-    let wanted = if args.workloads.is_empty() { WORKLOADS.to_vec() } else { args.workloads.clone() };
+    let usual = || WORKLOADS.into_iter().filter(|workload| workload.is_usual()).collect();
+    let wanted = if args.workloads.is_empty() { usual() } else { args.workloads.clone() };
     Ok((facts, bench.run(&wanted).await))
 }
 

@@ -9,6 +9,16 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 
 use super::process;
 
+/// Rows as the server counts them, and bytes: of the table, of the indexes that its loops walk, and of its key.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskTable {
+    pub live: f64,
+    pub dead: f64,
+    pub heap: u64,
+    pub loops: u64,
+    pub key: u64,
+}
+
 /// A server, and a database on it that the benchmark may connect to.
 #[derive(Clone, Debug)]
 pub struct Database {
@@ -59,6 +69,23 @@ impl Database {
             .fetch_all(&mut connection)
             .await
             .map_err(said)
+    }
+
+    /// How the table of tasks is doing.
+    pub async fn task_table(&self) -> Result<TaskTable, String> {
+        let mut connection = self.connect().await?;
+        let (live, dead, heap, loops, key): (f64, f64, i64, i64, i64) = sqlx::query_as(
+            "select n_live_tup::float8, n_dead_tup::float8, pg_relation_size('task'),
+                    pg_relation_size('task_start_idx') + pg_relation_size('task_timeout_idx')
+                    + pg_relation_size('task_retry_idx') + pg_relation_size('task_due_idx'),
+                    pg_relation_size('task_pkey')
+             from pg_stat_user_tables where relid = 'task'::regclass",
+        )
+        .fetch_one(&mut connection)
+        .await
+        .map_err(said)?;
+        let [heap, loops, key] = [heap, loops, key].map(i64::unsigned_abs);
+        Ok(TaskTable { live, dead, heap, loops, key })
     }
 
     /// The process of the server, if it is on this machine.

@@ -9,6 +9,7 @@ mod latency;
 mod lists;
 mod reports;
 mod retry;
+mod soak;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -51,9 +52,10 @@ pub enum Workload {
     FanIn,
     Lists,
     Memory,
+    Soak,
 }
 
-pub const WORKLOADS: [Workload; 16] = [
+pub const WORKLOADS: [Workload; 17] = [
     Workload::Http,
     Workload::Create1,
     Workload::Create1000,
@@ -70,6 +72,7 @@ pub const WORKLOADS: [Workload; 16] = [
     Workload::FanIn,
     Workload::Lists,
     Workload::Memory,
+    Workload::Soak,
 ];
 
 impl Workload {
@@ -91,6 +94,7 @@ impl Workload {
             Workload::FanIn => "fan-in",
             Workload::Lists => "lists",
             Workload::Memory => "memory",
+            Workload::Soak => "soak",
         }
     }
 
@@ -112,12 +116,18 @@ impl Workload {
             Workload::FanIn => "a batch of 50,000 in which the last waits for all others: the last report",
             Workload::Lists => "lists, filters and statistics with 5,000,000 finished tasks in the table",
             Workload::Memory => "what the service holds after e2e-50k",
+            Workload::Soak => "end to end for 30 minutes; only if asked for",
         }
     }
 
     /// Whether rows have to be put into its tables past the service, or two services compared.
     fn needs_own(self) -> bool {
         matches!(self, Workload::Retry | Workload::E2eFilled | Workload::E2eBlocked)
+    }
+
+    /// Whether it is run when nobody says what is to be.
+    pub fn is_usual(self) -> bool {
+        self != Workload::Soak
     }
 
     fn wants_filled(self) -> bool {
@@ -225,6 +235,7 @@ impl Bench<'_> {
             Workload::FanIn => fan_in::fan_in(self, stage).await,
             Workload::Lists => lists::lists(self, filled).await,
             Workload::Memory => Err("is no workload of its own".into()),
+            Workload::Soak => soak::soak(self, stage).await,
         }
     }
 
