@@ -50,10 +50,10 @@ async fn renew_in(tx: &mut Tx, tasks: &[(Uuid, i32)], lease: Duration) -> Result
     let ours = sqlx::query_scalar!(
         "with held as materialized (
              select t.id from task t join unnest($1::uuid[], $2::int[]) u(id, run) on t.id = u.id and t.run = u.run
-             where t.id = any($1) and t.claimed_by = $3 and t.started_at is null order by t.id for update of t
+             where t.claimed_by = $3 and t.started_at is null order by t.id for update of t
          )
          update task t set timeout_at = coalesce($4, now()) + make_interval(secs => $5)
-         from held h where t.id = h.id and t.id = any($1) and t.claimed_by = $3 and t.started_at is null
+         from held h where t.id = h.id and t.claimed_by = $3 and t.started_at is null
          returning t.id",
         &ids,
         &runs,

@@ -92,7 +92,7 @@ pub async fn add_free(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
            ), counted as (
                update task t set success = t.success + h.success, failures = t.failures + h.failures,
                    last_updated = coalesce($5, now())
-               from held h where t.id = h.id and t.id = any($1)
+               from held h where t.id = h.id
                returning t.id, t.batch_id, h.success, h.failures
            ), sums as materialized (
                select batch_id, sum(success)::bigint as success, sum(failures)::bigint as failures from counted

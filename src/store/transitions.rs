@@ -182,8 +182,7 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
             &transitions.iter().map(|$transition| $value).collect::<Vec<_>>()[..]
         };
     }
-    // The expected status is bound, never a literal: see the note at the statistics of the column. And the ids are given
-    // twice: joined alone, they were merged with the whole index in a plan that was made when there was little in it.
+    // The expected status is bound, never a literal: see the note at the statistics of the column.
     let changed = sqlx::query!(
         "update task t set
              status = u.status, attempt = u.attempt, run = u.run, deferrals = u.deferrals, wait_count = u.wait_count,
@@ -196,7 +195,7 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
                      $13::timestamptz[], $14::timestamptz[], $15::text[], $16::text[], $17::int[])
              u(id, from_status, from_run, status, attempt, run, deferrals, wait_count, claimed_by, claimed_run,
                timeout_at, next_retry_at, started_at, ended_at, failure_type, failure_reason, manual_run)
-         where t.id = u.id and t.id = any($1) and t.status = u.from_status and t.run = u.from_run",
+         where t.id = u.id and t.status = u.from_status and t.run = u.from_run",
         column!(t => t.task().id),
         column!(t => t.from().as_str()) as &[&str],
         column!(t => t.from_run()),
@@ -268,15 +267,18 @@ impl Moved {
 /// locked.
 pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<HashSet<Uuid>> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
-    let (ids, runs): (Vec<Uuid>, Vec<i32>) = tasks.iter().copied().unzip();
+    let mut sorted = tasks.to_vec();
+    sorted.sort_unstable();
+    let (ids, runs): (Vec<Uuid>, Vec<i32>) = sorted.into_iter().unzip();
     let rows = sqlx::query!(
-        r#"with held as materialized (select id from task where id = any($1) order by id for update skip locked),
-           moved as (
+        r#"with held as materialized (
+               select u.* from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
+               cross join lateral (select from task where id = u.id for update skip locked) t
+           ), moved as (
                update task t set status = 'running', started_at = coalesce($5, now()), last_updated = coalesce($5, now()),
                    timeout_at = coalesce($5, now()) + make_interval(secs => t.timeout_secs)
-               from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
-               where t.id = u.id and t.run = u.run and t.status = u.from_status and t.claimed_by = $4
-                 and t.id = any(array(select id from held))
+               from held h
+               where t.id = h.id and t.run = h.run and t.status = h.from_status and t.claimed_by = $4
                returning t.id, t.batch_id, t.run, t.attempt, t.last_updated
            )
            select id as "id!", batch_id, run, attempt, last_updated from moved

@@ -138,17 +138,26 @@ async fn plans_made_while_everything_is_empty_are_good_for_more() {
     let off = "alter table task set (autovacuum_enabled = off); alter table task_spec set (autovacuum_enabled = off);
                alter table outbox set (autovacuum_enabled = off)";
     sqlx::raw_sql(off).execute(&mut connection).await.unwrap();
+    let id = Uuid::now_v7();
+    let one = format!(
+        "insert into batch (id, kinds, total, created_at) values ('{id}', '{{k}}', 1, now());
+         insert into batch_count (batch_id, pending, updated_at) values ('{id}', 1, now());
+         insert into task (id, batch_id, status, priority, flags, timeout_secs, created_at, last_updated, not_before)
+         values ('{id}', '{id}', 'pending', 0, 0, 60, now(), now(), now() + '7 days');
+         insert into task_spec (id, batch_id, name, kind, created_at) values ('{id}', '{id}', 'n', 'k', now())"
+    );
+    sqlx::raw_sql(AssertSqlSafe(one)).execute(&mut connection).await.unwrap();
     for _ in 0..10 {
-        every_tick(&store, Uuid::now_v7()).await;
+        every_tick(&store, id).await;
     }
     let load = sqlx::raw_sql(
         "insert into task (id, batch_id, status, priority, flags, timeout_secs, created_at, last_updated, not_before)
          select gen_random_uuid(), gen_random_uuid(), 'pending', 0, 0, 60, now(), now(), now() + '7 days'
          from generate_series(1, 20000);
-         insert into task_spec (id, batch_id, name, kind, created_at) select id, batch_id, 'n', 'k', now() from task",
+         insert into task_spec (id, batch_id, name, kind, created_at) select id, batch_id, 'n', 'k', now() from task
+         on conflict do nothing",
     );
     load.execute(&mut connection).await.unwrap();
-    let id = sqlx::query_scalar("select id from task limit 1").fetch_one(&mut connection).await.unwrap();
     connection.close().await.unwrap();
     let rows = "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_user_tables
                 where relname in ('task', 'task_spec')";
@@ -157,11 +166,12 @@ async fn plans_made_while_everything_is_empty_are_good_for_more() {
     every_tick(&store, id).await;
     store.close().await;
     let read = (db.number(rows).await - before.0, db.number(entries).await - before.1);
-    assert!(read.0 < 50 && read.1 < 50, "read {read:?} rows and entries of indexes");
+    assert!(read.0 < 1000 && read.1 < 1000, "read {read:?} rows and entries of indexes");
 }
 
 /// What the loops and reports ask, over and over.
 async fn every_tick(store: &reprise::store::Store, id: Uuid) {
+    use reprise::domain::lifecycle::{Event, decide};
     use reprise::store::{lock, outbox, progress, query, stats, transitions};
     let second = std::time::Duration::from_secs(1);
     let mut tx = store.begin(reprise::store::Actor::Api).await.unwrap();
@@ -172,14 +182,19 @@ async fn every_tick(store: &reprise::store::Store, id: Uuid) {
     lock::by_ids(&mut tx, &[id]).await.unwrap();
     lock::free(&mut tx, &[id]).await.unwrap();
     query::tasks_in(&mut tx, &[id]).await.unwrap();
-    let sign = progress::Sign { id, run: Some(7), success: 1, failures: 0, expected_count: None, priority: None };
-    progress::add_free(&mut tx, &[sign]).await.unwrap();
+    let sign = progress::Sign { id, run: None, success: 1, failures: 0, expected_count: None, priority: None };
+    progress::add_free(&mut tx, std::slice::from_ref(&sign)).await.unwrap();
+    progress::record(&mut tx, &[sign]).await.unwrap();
+    let locked = lock::by_ids(&mut tx, &[id]).await.unwrap();
+    let canceled = decide(&locked.tasks[0], &Event::Canceled, locked.moment).unwrap().unwrap();
+    transitions::apply(&mut tx, &[canceled], locked.moment).await.unwrap();
     outbox::lease(&mut tx, 100, second).await.unwrap();
     outbox::next_due(&mut tx).await.unwrap();
     stats::next_timeout(&mut tx).await.unwrap();
     stats::next_release(&mut tx).await.unwrap();
     tx.rollback().await.unwrap();
     reprise::store::lease::confirm(store, &[(id, 7)], second).await.unwrap();
+    reprise::store::lease::renew(store, &[(id, 7)], second).await.unwrap();
 }
 
 /// A page of a list costs what is on it, however deep it is and however rare what it asks for. Asked more often than
