@@ -12,6 +12,7 @@ use super::failure::FailureType;
 use super::policy::Policy;
 use super::rules::Rule;
 use super::status::Status;
+use super::task::Task;
 use super::webhook::Actions;
 
 /// RFC 3339, UTC, always with microseconds.
@@ -93,6 +94,26 @@ pub struct WholeTask {
     /// Among equal priorities, keys take turns.
     #[schema(required)]
     pub fair_key: Option<String>,
+}
+
+impl WholeTask {
+    /// What a transition changes of what is shown.
+    pub fn follow(&mut self, task: &Task, now: DateTime<Utc>) {
+        if self.basic.run != task.run {
+            // It was the answer to the run before.
+            self.actions.cancel = None;
+        }
+        self.basic.status = task.status;
+        self.basic.attempt = task.attempt;
+        self.basic.run = task.run;
+        self.basic.next_retry_at = task.next_retry_at.map(Timestamp);
+        self.basic.started_at = task.started_at.map(Timestamp);
+        self.basic.ended_at = task.ended_at.map(Timestamp);
+        self.last_updated = Timestamp(now);
+        self.failure_reason.clone_from(&task.failure_reason);
+        self.failure_type = task.failure_type;
+        self.deferrals = task.deferrals;
+    }
 }
 
 /// How many tasks of a batch are in which status.

@@ -8,7 +8,7 @@ use crate::domain::rules::RulesChange;
 use crate::domain::status::Status;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::lists::{self, BatchFilter, Page};
-use crate::store::{self, lock, query, retrying, slots, transitions};
+use crate::store::{self, lock, matchers, query, retrying, slots, transitions};
 
 /// Tasks of a batch that one transaction changes: others wait for its locks no longer than that takes.
 const CHUNK: i64 = 1000;
@@ -63,7 +63,7 @@ impl Service {
             let line = |(task, problem)| format!("rules: task {task}: {problem}");
             return Err(Error::Invalid(problems.into_iter().map(line).collect()));
         }
-        slots::register(&self.store, &change.rules).await?;
+        matchers::register(&self.store, &change.rules).await?;
         let (mut updated, mut after) = (0, None);
         loop {
             let chunk = retrying(|| async {

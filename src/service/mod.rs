@@ -30,17 +30,25 @@ pub struct Service {
     lanes: Arc<Lanes>,
 }
 
-/// Where requests wait to be done together. Two lanes keep two cores busy; more of them add little but latency.
+/// Where requests wait to be done together. Two lanes keep two cores busy; more of them add little but latency. Signs of life
+/// are quick, and two lanes of them would only wait for each other at the counters of their batch.
 #[derive(Debug)]
 struct Lanes {
     changes: Together<reports::Change, Option<reports::Done>>,
-    signs: Together<Sign, Option<()>>,
+    signs: Together<Sign, bool>,
+    /// Of tasks that occupy slots.
+    bound_signs: Together<Sign, bool>,
     creations: Together<tasks::Creation, store::create::Created>,
 }
 
 impl Default for Lanes {
     fn default() -> Lanes {
-        Lanes { changes: Together::new(2, 200), signs: Together::new(1, 500), creations: Together::new(2, 200) }
+        Lanes {
+            changes: Together::new(2, 200),
+            signs: Together::new(1, 500),
+            bound_signs: Together::new(1, 500),
+            creations: Together::new(2, 200),
+        }
     }
 }
 

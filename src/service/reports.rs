@@ -8,13 +8,13 @@ use uuid::Uuid;
 use super::tasks::conflict;
 use super::together::{Job, one_fails_alone};
 use super::{Error, Result, Service, no_task};
-use crate::domain::lifecycle::{self, Event, Report, decide};
+use crate::domain::lifecycle::{self, Event, Report, Transition, decide};
 use crate::domain::patch::{Patch, Progress};
-use crate::domain::task::Task;
+use crate::domain::task::{Flags, Task};
 use crate::domain::view::WholeTask;
 use crate::store::lock::Locked;
 use crate::store::progress::{self, Sign};
-use crate::store::{self, Actor, Tx, attempts, dead_ends, lock, query, retrying, transitions};
+use crate::store::{self, Actor, Tx, attempts, dead_ends, lock, query, retrying, transitions, whole};
 
 /// How often a change is left to a lane. Whoever has its task locked has done so for a moment, mostly to write that it was
 /// started; a transaction and a connection of its own is for what is locked for longer.
@@ -78,11 +78,10 @@ impl Service {
     pub async fn progress(&self, id: Uuid, run: Option<i32>, counters: Progress) -> Result<()> {
         let Progress { success, failures } = counters;
         let sign = Sign { id, run, success, failures, expected_count: None, priority: None };
-        let written = match self.lanes.signs.submit(sign.clone(), |signs| self.sign(signs)).await? {
-            Some(()) => true,
-            None => Box::pin(retrying(|| self.sign_alone(&sign))).await?,
-        };
-        if written {
+        if self.lanes.signs.submit(sign.clone(), |signs| self.sign(signs)).await?
+            || self.lanes.bound_signs.submit(sign.clone(), |signs| self.sign_bound(signs)).await?
+            || Box::pin(retrying(|| self.sign_alone(&sign))).await?
+        {
             return Ok(());
         }
         let (status, current) = query::standing(&self.store, id).await?.ok_or_else(|| no_task(id))?;
@@ -102,23 +101,30 @@ impl Service {
         }
     }
 
-    /// `None`: it was not written. Its task is in other hands, has ended, is at another run, or is not there.
-    async fn sign(&self, signs: Vec<Sign>) -> Vec<store::Result<Option<()>>> {
+    /// False: it was not written. Its task occupies slots, is in other hands, has ended, is at another run, or is not there.
+    async fn sign(&self, signs: Vec<Sign>) -> Vec<store::Result<bool>> {
         one_fails_alone(&signs, |signs| retrying(move || self.sign_free(signs))).await
     }
 
-    async fn sign_free(&self, signs: &[Sign]) -> store::Result<Vec<Option<()>>> {
-        let mut sums: HashMap<Uuid, Sign> = HashMap::with_capacity(signs.len());
-        for sign in signs {
-            let sum = sums.entry(sign.id).or_insert_with(|| Sign { success: 0, failures: 0, ..sign.clone() });
-            sum.success += sign.success;
-            sum.failures += sign.failures;
-        }
-        let sums: Vec<Sign> = sums.into_values().collect();
+    async fn sign_free(&self, signs: &[Sign]) -> store::Result<Vec<bool>> {
         let mut tx = self.begin().await?;
-        let written: HashSet<Uuid> = progress::add_free(&mut tx, &sums).await?.into_iter().collect();
+        let written: HashSet<Uuid> = progress::add_free(&mut tx, &added_up(signs)).await?.into_iter().collect();
         tx.commit().await?;
-        Ok(signs.iter().map(|sign| written.contains(&sign.id).then_some(())).collect())
+        Ok(signs.iter().map(|sign| written.contains(&sign.id)).collect())
+    }
+
+    /// The same where slots may have to know what is left to do.
+    async fn sign_bound(&self, signs: Vec<Sign>) -> Vec<store::Result<bool>> {
+        one_fails_alone(&signs, |signs| retrying(move || self.sign_bound_free(signs))).await
+    }
+
+    async fn sign_bound_free(&self, signs: &[Sign]) -> store::Result<Vec<bool>> {
+        let mut tx = self.begin().await?;
+        let free = lock::free(&mut tx, &signs.iter().map(|sign| sign.id).collect::<Vec<_>>()).await?;
+        let sums: Vec<Sign> = added_up(signs).into_iter().filter(|sign| free.contains(&sign.id)).collect();
+        let written: HashSet<Uuid> = progress::record(&mut tx, &sums).await?.into_iter().collect();
+        tx.commit().await?;
+        Ok(signs.iter().map(|sign| written.contains(&sign.id)).collect())
     }
 
     async fn sign_alone(&self, sign: &Sign) -> store::Result<bool> {
@@ -136,20 +142,27 @@ impl Service {
     async fn change_free(&self, jobs: &[Change]) -> store::Result<Vec<Option<Done>>> {
         let Some(first) = jobs.first() else { return Ok(Vec::new()) };
         let mut tx = self.store.begin(first.actor.clone()).await?;
-        let locked = lock::free(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
+        let (locked, views) = whole::free(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
         let free: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
         let of_free: Vec<&Change> = jobs.iter().filter(|job| free.contains(&job.id)).collect();
-        let mut done = self.change_in(tx, locked, &of_free).await?.into_iter();
+        let mut done = self.change_in(tx, locked, views, &of_free).await?.into_iter();
         Ok(jobs.iter().map(|job| if free.contains(&job.id) { done.next() } else { None }).collect())
     }
 
     async fn change_alone(&self, job: &Change) -> store::Result<Done> {
         let mut tx = self.store.begin(job.actor.clone()).await?;
         let locked = lock::by_ids(&mut tx, &[job.id]).await?;
-        Ok(self.change_in(tx, locked, &[job]).await?.pop().unwrap_or(Done::Missing))
+        Ok(self.change_in(tx, locked, HashMap::new(), &[job]).await?.pop().unwrap_or(Done::Missing))
     }
 
-    async fn change_in(&self, mut tx: Tx, locked: Locked, jobs: &[&Change]) -> store::Result<Vec<Done>> {
+    /// `views` is how those that were locked are shown, or nothing.
+    async fn change_in(
+        &self,
+        mut tx: Tx,
+        locked: Locked,
+        mut views: HashMap<Uuid, WholeTask>,
+        jobs: &[&Change],
+    ) -> store::Result<Vec<Done>> {
         let Some(first) = jobs.first() else {
             tx.rollback().await?;
             return Ok(Vec::new());
@@ -197,6 +210,7 @@ impl Service {
         if let (Some(metadata), [Outcome::Task]) = (&first.patch.metadata, outcomes.as_slice())
             && (!decided.is_empty() || !signs.is_empty())
         {
+            views.clear();
             let size = progress::merge_metadata(&mut tx, first.id, metadata).await?;
             if size > self.metadata_bytes {
                 tx.rollback().await?;
@@ -204,7 +218,15 @@ impl Service {
             }
         }
         transitions::apply(&mut tx, &decided, locked.moment).await?;
-        let mut views = query::tasks_in(&mut tx, &ids).await?;
+        // Mostly nothing but what was decided has changed. Looking for dead ends may have let go of the tasks in between.
+        let looked_up = |task: &Task| task.flags.has(Flags::DEAD_END) || task.flags.has(Flags::TELLS_PARENTS);
+        if views.is_empty() || !signs.is_empty() || locked.tasks.iter().any(looked_up) {
+            views = whole::tasks_in(&mut tx, &ids).await?;
+        } else {
+            for task in decided.iter().map(Transition::task) {
+                views.entry(task.id).and_modify(|view| view.follow(task, locked.moment.now));
+            }
+        }
         tx.commit().await?;
         let done = |(outcome, id): (Outcome, &Uuid)| match outcome {
             Outcome::Task => views.remove(id).map_or(Done::Missing, |task| Done::Task(Box::new(task))),
@@ -212,6 +234,17 @@ impl Service {
         };
         Ok(outcomes.into_iter().zip(&ids).map(done).collect())
     }
+}
+
+/// One sign for each task. Those about one task are about one run: see [`Job::joins`].
+fn added_up(signs: &[Sign]) -> Vec<Sign> {
+    let mut sums: HashMap<Uuid, Sign> = HashMap::with_capacity(signs.len());
+    for sign in signs {
+        let sum = sums.entry(sign.id).or_insert_with(|| Sign { success: 0, failures: 0, ..sign.clone() });
+        sum.success += sign.success;
+        sum.failures += sign.failures;
+    }
+    sums.into_values().collect()
 }
 
 /// What a patch adds to counters, and that its worker is alive.

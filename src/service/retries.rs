@@ -13,7 +13,7 @@ use crate::domain::status::Status;
 use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedTask, WholeTask};
 use crate::store::lists::Page;
 use crate::store::revival::Targets;
-use crate::store::{self, Actor, attempts, history, policies, query, retry_stats, retrying, revival};
+use crate::store::{self, Actor, attempts, history, policies, query, retry_stats, retrying, revival, whole};
 
 /// How a retry by hand went inside its transaction.
 enum Done {
@@ -55,7 +55,7 @@ impl Service {
             }
         };
         decided.apply(&mut tx).await?;
-        let task = query::task_in(&mut tx, id).await?;
+        let task = whole::task_in(&mut tx, id).await?;
         // A dry run has done it all, to answer exactly what would happen, and takes it back.
         if request.dry_run {
             tx.rollback().await?;

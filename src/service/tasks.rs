@@ -14,7 +14,7 @@ use crate::domain::view::{BasicTask, Timestamp, WholeTask};
 use crate::store::create::{self, Circumstances, New};
 use crate::store::idempotency::{self, Key, Seen};
 use crate::store::lists::{self, Page, TaskFilter};
-use crate::store::{self, Actor, Tx, dead_ends, fairness, lock, policies, query, retrying, slots, transitions};
+use crate::store::{self, Actor, Tx, dead_ends, fairness, lock, matchers, policies, retrying, transitions, whole};
 
 /// New tasks of several requests that are stored by one transaction at most.
 const TASKS_TOGETHER: usize = 1000;
@@ -57,7 +57,7 @@ impl Service {
             return Ok(Created { batch_id: Uuid::now_v7(), tasks: Vec::new() });
         }
         let defaults = policies::by_kind(&self.store).await?;
-        slots::register(&self.store, batch.tasks.iter().flat_map(|task| &task.rules)).await?;
+        matchers::register(&self.store, batch.tasks.iter().flat_map(|task| &task.rules)).await?;
         let keys: Vec<(i16, &str)> = batch.tasks.iter().map(|task| (task.priority, batch.fair_key_of(task))).collect();
         let turns = fairness::turns(&self.store, &keys).await?;
         let batch = Arc::new(batch);
@@ -139,7 +139,7 @@ impl Service {
 
     /// With a `run`: only while the task is at that one.
     pub async fn task(&self, id: Uuid, run: Option<i32>) -> Result<WholeTask> {
-        let task = query::task(&self.store, id).await?.ok_or_else(|| no_task(id))?;
+        let task = whole::task(&self.store, id).await?.ok_or_else(|| no_task(id))?;
         let (status, current) = (task.basic.status, task.basic.run);
         if run.is_some_and(|run| run != current) { Err(conflict(status, current, run)) } else { Ok(task) }
     }
@@ -180,7 +180,7 @@ impl Service {
 }
 
 async fn finish(mut tx: Tx, id: Uuid) -> store::Result<Done> {
-    let task = query::task_in(&mut tx, id).await?;
+    let task = whole::task_in(&mut tx, id).await?;
     tx.commit().await?;
     Ok(task.map_or(Done::Missing, |task| Done::Task(Box::new(task))))
 }

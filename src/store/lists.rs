@@ -1,6 +1,8 @@
 //! Lists of tasks and batches, newest first. Which rows are on a page is found out from indexes alone, before anything is
 //! joined: a page costs what is on it, however deep it is and however rare what it asks for.
 
+use std::collections::BTreeSet;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 use sqlx::{FromRow, Postgres, QueryBuilder};
@@ -40,10 +42,10 @@ pub struct TaskFilter {
 /// Newest first.
 pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
     let offset = if let Page::Offset(offset) = page { offset } else { 0 };
-    let mut query = QueryBuilder::<Postgres>::new(format!("{BASIC} join (select id from ("));
+    let mut query = QueryBuilder::<Postgres>::new(format!("{BASIC}(select id from ("));
     for (i, way) in ways(store, &filter.statuses).await?.into_iter().enumerate() {
         query.push(if i == 0 { "(" } else { " union all (" });
-        way.push(&mut query);
+        way.push(&mut query, filter.looks_at_the_specification());
         if let (Way::InOrder(Status::Failure | Status::Canceled), Some(kind)) = (&way, &filter.kind) {
             query.push(" and t.kind_hash = hashtext(").push_bind(kind.clone()).push(")");
         }
@@ -51,13 +53,18 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
         query.push(" order by s.id desc limit ").push_bind(limit.saturating_add(offset)).push(")");
     }
     query.push(") found order by id desc limit ").push_bind(limit).push(" offset ").push_bind(offset);
-    query.push(") page on page.id = s.id order by s.id desc");
+    // Looked up one by one: planned for any page, tables of some size were joined whole.
+    query.push(
+        ") page cross join lateral (select * from task_spec where id = page.id offset 0) s
+         cross join lateral (select * from task where id = page.id offset 0) t order by page.id desc",
+    );
     let planned = query.build_query_as().persistent(filter.metadata.is_none());
     let rows: Vec<BasicRow> = planned.fetch_all(&store.pool).await?;
     rows.into_iter().map(BasicRow::into_view).collect()
 }
 
-/// How to come by the tasks of one status, in a query of which the specification is called `s`.
+/// How to come by the tasks of one status, in a query in which what has the id is called `s`: the specification, or where
+/// nothing is asked of that, the task alone.
 enum Way {
     /// There is no status to look at.
     Any,
@@ -69,17 +76,21 @@ enum Way {
 
 impl Way {
     /// A status is written out: bound, no partial index would be known to fit.
-    fn push(&self, query: &mut QueryBuilder<Postgres>) {
+    fn push(&self, query: &mut QueryBuilder<Postgres>, with_specification: bool) {
+        let of = |tasks: &str| {
+            if with_specification {
+                format!("select s.id from task_spec s join {tasks} t on t.id = s.id where true")
+            } else {
+                format!("select s.id from {tasks} s where true")
+            }
+        };
         match self {
             Way::Any => query.push("select s.id from task_spec s where true"),
-            Way::InOrder(status) => query.push(format!(
-                "select s.id from task_spec s join task t on t.id = s.id where t.status = '{}'",
-                status.as_str()
-            )),
-            Way::All(condition) => query.push(format!(
-                "select s.id from (select id from task where {condition} offset 0) t
-                 join task_spec s on s.id = t.id where true"
-            )),
+            Way::InOrder(status) => {
+                let column = if with_specification { "t.status" } else { "s.status" };
+                query.push(of("task")).push(format!(" and {column} = '{}'", status.as_str()))
+            }
+            Way::All(condition) => query.push(of(&format!("(select id from task where {condition} offset 0)"))),
         };
     }
 }
@@ -90,7 +101,7 @@ async fn ways(store: &Store, statuses: &[Status]) -> Result<Vec<Way>> {
     }
     let counts = stats::by_status(store).await?;
     let mut ways = Vec::new();
-    for status in statuses {
+    for status in statuses.iter().collect::<BTreeSet<_>>() {
         let all: &[&str] = match status {
             Status::Claimed => &["status = 'claimed'"],
             Status::Running => &["status = 'running'"],
@@ -109,6 +120,14 @@ async fn ways(store: &Store, statuses: &[Status]) -> Result<Vec<Way>> {
         }
     }
     Ok(ways)
+}
+
+impl TaskFilter {
+    fn looks_at_the_specification(&self) -> bool {
+        let texts = self.kind.is_some() || self.name.is_some() || self.metadata.is_some();
+        let times = self.timeout.is_some() || self.created_after.is_some() || self.created_before.is_some();
+        texts || times || self.batch_id.is_some()
+    }
 }
 
 fn narrow(query: &mut QueryBuilder<Postgres>, filter: &TaskFilter, page: Page<Uuid>) {

@@ -1,5 +1,8 @@
 //! Every way to take tasks for oneself. Rows are locked in the order of their ids, so that transactions that want
-//! the same rows queue up instead of blocking each other; the loops skip what somebody else holds.
+//! the same rows queue up instead of blocking each other; the loops skip what somebody else holds. (Where they are shown
+//! afterwards, `whole` does the same.)
+
+use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -66,12 +69,11 @@ pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
 }
 
 /// Those of the tasks that nobody else holds, locked without waiting for the others.
-pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
-    let now = tx.store.clock().param();
-    let rows = lock_tasks!("where t.id = any($2) order by t.id for update of t skip locked", now, ids)
+pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<HashSet<Uuid>> {
+    let free = sqlx::query_scalar!("select id from task where id = any($1) order by id for update skip locked", ids)
         .fetch_all(tx.conn())
         .await?;
-    locked(tx, rows)
+    Ok(free.into_iter().collect())
 }
 
 /// Claimed tasks whose lease ran out and Running ones without a sign of life, the most overdue first.
@@ -116,9 +118,14 @@ pub async fn last_of_batch(
 }
 
 fn locked(tx: &Tx, rows: Vec<Row>) -> Result<Locked> {
-    let now = rows.first().map_or(DateTime::<Utc>::UNIX_EPOCH, |row| row.now);
-    let tasks = rows.into_iter().map(Row::into_task).collect::<Result<Vec<Task>>>()?;
-    Ok(Locked { tasks, moment: Moment { now, jitter: Jitter::Spread(rand::random()), limits: tx.store.retry } })
+    let moment = moment(tx, rows.first().map(|row| row.now));
+    Ok(Locked { tasks: rows.into_iter().map(Row::into_task).collect::<Result<Vec<Task>>>()?, moment })
+}
+
+/// Without a row there is nothing to decide, whatever time it is.
+pub(super) fn moment(tx: &Tx, now: Option<DateTime<Utc>>) -> Moment {
+    let now = now.unwrap_or(DateTime::UNIX_EPOCH);
+    Moment { now, jitter: Jitter::Spread(rand::random()), limits: tx.store.retry }
 }
 
 impl Row {

@@ -15,6 +15,7 @@ pub mod lease;
 pub mod listen;
 pub mod lists;
 pub mod lock;
+pub mod matchers;
 pub mod migrate;
 pub mod outbox;
 pub mod policies;
@@ -29,6 +30,7 @@ pub mod slots;
 pub mod stats;
 pub mod transitions;
 mod tx;
+pub mod whole;
 
 use std::ops::Deref;
 use std::str::FromStr;
@@ -58,7 +60,7 @@ pub struct Inner {
     instance: Uuid,
     retry: retry::Limits,
     policies: policies::Cache,
-    matchers: slots::Cache,
+    matchers: matchers::Cache,
     fair: fairness::InUse,
     ids: ids::Ids,
 }
@@ -99,7 +101,7 @@ impl Store {
             instance: Uuid::now_v7(),
             retry,
             policies: policies::Cache::default(),
-            matchers: slots::Cache::default(),
+            matchers: matchers::Cache::default(),
             fair: fairness::InUse::default(),
             ids: ids::Ids::default(),
         })))

@@ -70,7 +70,7 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
 
 /// Adds up the counters of tasks, and of their batches, by one statement: nothing but `run`, `success` and `failures` of
 /// the signs is looked at. Answers whose they were. Leaves out tasks that somebody else holds, without waiting for them,
-/// and those that occupy slots, which need more care.
+/// and those that occupy slots, which have to be told before the batch is.
 pub async fn add_free(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
     let mut sorted: Vec<&Sign> = signs.iter().collect();
     sorted.sort_unstable_by_key(|sign| sign.id);

@@ -1,26 +1,21 @@
-//! What is read without changing anything: a task, a batch, a graph, notifications. Lists have a file of their own.
-
-use std::collections::HashMap;
+//! What is read without changing anything: a batch, a graph, notifications. Whole tasks and lists have files of their own.
 
 use chrono::{DateTime, Utc};
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::{FromRow, Postgres, QueryBuilder};
 use uuid::Uuid;
 
 use super::lists::Page;
 use super::lock::read_status;
-use super::{Error, Result, Store, Tx};
-use crate::domain::failure::FailureType;
+use super::{Error, Result, Store};
 use crate::domain::status::Status;
-use crate::domain::view::{
-    BasicTask, Batch, Dag, Delivery, DeliveryStatus, Link, RetrySource, StatusCounts, Timestamp, WholeTask,
-};
-use crate::domain::webhook::{Action, Actions};
+use crate::domain::view::{BasicTask, Batch, Dag, Delivery, DeliveryStatus, Link, StatusCounts, Timestamp};
+use crate::domain::webhook::Action;
 
 pub(super) const BASIC: &str =
     "select t.id, s.name, s.kind, t.status::text as status, t.batch_id, t.priority, t.attempt, t.run,
     t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
-    s.dead_end_barrier from task_spec s join task t on t.id = s.id";
+    s.dead_end_barrier from ";
 
 #[derive(FromRow)]
 pub(super) struct BasicRow {
@@ -65,113 +60,6 @@ impl BasicRow {
     }
 }
 
-pub async fn task(store: &Store, id: Uuid) -> Result<Option<WholeTask>> {
-    Ok(whole_tasks(&mut *store.pool.acquire().await?, &[id]).await?.remove(&id))
-}
-
-/// As it stands inside a transaction that has just changed it.
-pub async fn task_in(tx: &mut Tx, id: Uuid) -> Result<Option<WholeTask>> {
-    Ok(whole_tasks(tx.conn(), &[id]).await?.remove(&id))
-}
-
-/// The same for many.
-pub async fn tasks_in(tx: &mut Tx, ids: &[Uuid]) -> Result<HashMap<Uuid, WholeTask>> {
-    whole_tasks(tx.conn(), ids).await
-}
-
-async fn whole_tasks(conn: &mut sqlx::PgConnection, ids: &[Uuid]) -> Result<HashMap<Uuid, WholeTask>> {
-    let rows = sqlx::query_as!(
-        WholeRow,
-        r#"select t.id, s.name, s.kind, t.status::text as "status!", t.batch_id, t.priority, t.attempt, t.run,
-                  t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
-                  s.dead_end_barrier, t.timeout_secs, s.metadata, s.actions, c.action as "cancel?", t.last_updated,
-                  t.failure_reason, t.failure_type, s.retry, s.retry_source, t.deferrals, s.run_at, s.rules,
-                  s.fair_key
-           from task t join task_spec s on s.id = t.id
-           left join cancel_action c on c.task_id = t.id and c.run = t.run
-           where t.id = any($1)"#,
-        ids
-    )
-    .fetch_all(conn)
-    .await?;
-    rows.into_iter().map(|row| Ok((row.id, row.into_view()?))).collect()
-}
-
-struct WholeRow {
-    id: Uuid,
-    name: String,
-    kind: String,
-    status: String,
-    batch_id: Uuid,
-    priority: i16,
-    attempt: i16,
-    run: i32,
-    next_retry_at: Option<DateTime<Utc>>,
-    success: i64,
-    failures: i64,
-    expected_count: Option<i32>,
-    created_at: DateTime<Utc>,
-    started_at: Option<DateTime<Utc>>,
-    ended_at: Option<DateTime<Utc>>,
-    dead_end_barrier: bool,
-    timeout_secs: i32,
-    metadata: Option<Value>,
-    actions: Option<String>,
-    cancel: Option<String>,
-    last_updated: DateTime<Utc>,
-    failure_reason: Option<String>,
-    failure_type: Option<String>,
-    retry: Option<String>,
-    retry_source: Option<String>,
-    deferrals: i32,
-    run_at: Option<DateTime<Utc>>,
-    rules: Option<String>,
-    fair_key: Option<String>,
-}
-
-impl WholeRow {
-    fn into_view(self) -> Result<WholeTask> {
-        let mut actions: Actions = match &self.actions {
-            Some(text) => serde_json::from_str(text).map_err(Error::corrupt)?,
-            None => Actions::default(),
-        };
-        actions.cancel = self.cancel.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
-        let rules = self.rules.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
-        Ok(WholeTask {
-            basic: BasicTask {
-                id: self.id,
-                name: self.name,
-                kind: self.kind,
-                status: read_status(&self.status)?,
-                batch_id: self.batch_id,
-                priority: self.priority,
-                attempt: self.attempt,
-                run: self.run,
-                next_retry_at: self.next_retry_at.map(Timestamp),
-                success: self.success,
-                failures: self.failures,
-                expected_count: self.expected_count,
-                created_at: Timestamp(self.created_at),
-                started_at: self.started_at.map(Timestamp),
-                ended_at: self.ended_at.map(Timestamp),
-                dead_end_barrier: self.dead_end_barrier,
-            },
-            timeout: self.timeout_secs,
-            metadata: self.metadata.unwrap_or_else(|| json!({})),
-            actions,
-            last_updated: Timestamp(self.last_updated),
-            failure_reason: self.failure_reason,
-            failure_type: self.failure_type.as_deref().and_then(FailureType::parse),
-            retry: self.retry.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?,
-            retry_source: self.retry_source.as_deref().and_then(RetrySource::parse),
-            deferrals: self.deferrals,
-            run_at: self.run_at.map(Timestamp),
-            rules: rules.unwrap_or_default(),
-            fair_key: self.fair_key,
-        })
-    }
-}
-
 /// The status and run of a task, to say why a request does not fit.
 pub async fn standing(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> {
     let row = sqlx::query!(r#"select status::text as "status!", run from task where id = $1"#, id)
@@ -182,7 +70,7 @@ pub async fn standing(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> 
 
 pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
     let mut query = QueryBuilder::<Postgres>::new(BASIC);
-    query.push(" where s.batch_id = ").push_bind(batch_id).push(" order by s.id");
+    query.push("task_spec s join task t on t.id = s.id where s.batch_id = ").push_bind(batch_id).push(" order by s.id");
     let rows: Vec<BasicRow> = query.build_query_as().fetch_all(&store.pool).await?;
     if rows.is_empty() {
         return Ok(None);

@@ -10,7 +10,7 @@ use sqlx::{PgConnection, Postgres};
 use uuid::Uuid;
 
 use super::settle::{Delta, Moves, Sums, settle};
-use super::{Result, Store, outbox, retry_stats, slots};
+use super::{Result, Store, matchers, outbox, retry_stats, slots};
 use crate::domain::status::Status;
 use crate::wake::Hints;
 
@@ -102,9 +102,9 @@ impl Store {
         self.begin_with(begin!("; set local synchronous_commit = off"), actor).await
     }
 
-    /// A claim is a lease, too. Holds the gate of `slots` shared.
+    /// A claim is a lease, too. Holds the gate of `matchers` shared.
     pub async fn begin_claim(&self, actor: Actor) -> Result<Tx> {
-        const { assert!(slots::GATE == 8_243_118_329_669_313_793) };
+        const { assert!(matchers::GATE == 8_243_118_329_669_313_793) };
         let shared =
             begin!("; set local synchronous_commit = off; select pg_advisory_xact_lock_shared(8243118329669313793)");
         self.begin_with(shared, actor).await

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Fixture, text};
+use crate::support::{Fixture, Receiver, Reply, text};
 
 fn tasks(count: usize) -> Value {
     json!((0..count).map(|i| json!({"name": format!("t{i}"), "kind": "k", "timeout": 30})).collect::<Vec<_>>())
@@ -283,4 +283,46 @@ async fn the_single_statements_go_ways_that_the_state_machine_allows() {
             .any(|event| decide(&task, event, moment).is_ok_and(|t| t.is_some_and(|t| t.task().status == to)));
         assert!(allowed, "{cause}: {from:?} to {to:?}");
     }
+}
+
+/// What a change is answered with was not read again; it must be what is stored all the same.
+#[tokio::test]
+async fn a_change_is_answered_with_what_is_stored() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Reply { body: receiver.action("/cancel"), ..Reply::ok() });
+    let called = json!({"name": "n", "kind": "k", "on_start": receiver.action("/s"), "metadata": {"a": 1}, "priority": 3,
+        "expected_count": 9, "retry": {"max_retries": 2}, "timeout": 77, "run_at": "2025-12-31T00:00:00Z", "fair_key": "f"});
+    let plain = json!({"name": "n", "kind": "k"});
+    let retried = json!({"name": "n", "kind": "k", "retry": {"max_retries": 1}});
+    let child = json!({"name": "n", "kind": "k", "dependencies": [{"id": "parent"}], "dead_end_barrier": true});
+    let parent = json!({"id": "parent", "name": "n", "kind": "k"});
+    let ids = f.api.create(&json!([called, plain, plain, plain, plain, retried, parent, child])).await;
+    f.start().await;
+    f.advance(5);
+    let failure = json!({"status": "Failure", "failure_reason": "why", "run": 0});
+    let later = json!({"status": "Failure", "failure_reason": "busy", "failure_type": "rate_limit",
+        "retry_after_secs": 30});
+    let changes = [
+        (0, failure.clone()),
+        (0, failure.clone()),
+        (1, json!({"status": "Success"})),
+        (1, json!({"status": "Success"})),
+        (2, failure),
+        (3, json!({"status": "Success", "new_success": 4, "new_failures": 1})),
+        (4, json!({"status": "Success", "metadata": {"b": 2}})),
+        (5, json!({"priority": 7, "expected_count": 3})),
+        (5, later),
+        (6, json!({"status": "Failure", "failure_reason": "why"})),
+    ];
+    for (at, change) in changes {
+        let path = format!("/task/{}", ids[at]);
+        let answer = f.api.patch(&path, &change).await;
+        assert_eq!(answer.status, 200, "{change}: {}", answer.body);
+        assert_eq!(answer.body, f.api.get(&path).await.body, "{change}");
+        f.advance(1);
+    }
+    assert_eq!(f.api.status(&ids[0]).await, "RetryPending");
+    assert_eq!(f.api.status(&ids[7]).await, "Failure");
+    f.db.assert_books_balance().await;
 }

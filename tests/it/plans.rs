@@ -172,7 +172,7 @@ async fn plans_made_while_everything_is_empty_are_good_for_more() {
 /// What the loops and reports ask, over and over.
 async fn every_tick(store: &reprise::store::Store, id: Uuid) {
     use reprise::domain::lifecycle::{Event, decide};
-    use reprise::store::{lock, outbox, progress, query, stats, transitions};
+    use reprise::store::{lock, outbox, progress, stats, transitions, whole};
     let second = std::time::Duration::from_secs(1);
     let mut tx = store.begin(reprise::store::Actor::Api).await.unwrap();
     transitions::claim(&mut tx, 50, 50, second).await.unwrap();
@@ -180,8 +180,8 @@ async fn every_tick(store: &reprise::store::Store, id: Uuid) {
     transitions::release_due(&mut tx, 1000).await.unwrap();
     lock::timed_out(&mut tx, 500).await.unwrap();
     lock::by_ids(&mut tx, &[id]).await.unwrap();
-    lock::free(&mut tx, &[id]).await.unwrap();
-    query::tasks_in(&mut tx, &[id]).await.unwrap();
+    whole::free(&mut tx, &[id]).await.unwrap();
+    whole::tasks_in(&mut tx, &[id]).await.unwrap();
     let sign = progress::Sign { id, run: None, success: 1, failures: 0, expected_count: None, priority: None };
     progress::add_free(&mut tx, std::slice::from_ref(&sign)).await.unwrap();
     progress::record(&mut tx, &[sign]).await.unwrap();
@@ -204,7 +204,11 @@ async fn a_page_of_a_list_reads_little_more_than_itself() {
     let db = Database::new().await;
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     let load = sqlx::raw_sql(
-        "create temp table made as
+        "alter table task set (autovacuum_enabled = off);
+         alter table task_spec set (autovacuum_enabled = off);
+         alter table batch set (autovacuum_enabled = off);
+         alter table batch_count set (autovacuum_enabled = off);
+         create temp table made as
          select n, to_timestamp(1767225600 + n) as at,
                 (lpad(to_hex((1767225600 + n) * 1000), 12, '0') || '70008000000000000000')::uuid as id
          from generate_series(1::bigint, 20000) n;

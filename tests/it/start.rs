@@ -324,3 +324,20 @@ async fn what_was_not_started_is_given_back_at_the_end() {
     assert_eq!(f.db.number("select count(*) from task where status = 'running'").await, 1);
     f.db.assert_books_balance().await;
 }
+
+#[tokio::test]
+async fn a_start_does_not_wait_for_a_task_that_somebody_has_locked() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let ids = f.api.create(&task(&receiver)).await;
+    f.claim().await;
+    let mut holder = f.db.pool.begin().await.unwrap();
+    sqlx::query("select from task for update").execute(&mut *holder).await.unwrap();
+    f.write_answers().await;
+    assert_eq!(f.api.status(&ids[0]).await, "Claimed");
+    holder.rollback().await.unwrap();
+    // It has not been forgotten.
+    f.write_answers().await;
+    assert_eq!(f.api.status(&ids[0]).await, "Running");
+    f.db.assert_books_balance().await;
+}

@@ -13,8 +13,8 @@ use crate::domain::rules::{self, Candidate, Gate, Rule, Verdict};
 use crate::domain::status::Status;
 use crate::domain::task::Flags;
 use crate::domain::webhook::{Action, Actions};
-use crate::store::slots::{self, Key, Matchers};
-use crate::store::{Error, Result, Tx, fairness};
+use crate::store::matchers::{self, Key, Matchers};
+use crate::store::{Error, Result, Tx, fairness, slots};
 
 /// A task that was claimed: what its start needs.
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ pub struct Claims {
 
 /// Claims up to `limit` tasks, of the first `look` in the queue. The transaction must have begun as a claim.
 pub async fn claim(tx: &mut Tx, limit: usize, look: usize, lease: Duration) -> Result<Claims> {
-    let matchers = slots::matchers(tx).await?;
+    let matchers = matchers::all(tx).await?;
     let claims = if matchers.is_empty() {
         let tasks = claim_first(tx, limit, lease).await?;
         Claims { more: tasks.len() == limit, parked: 0, tasks }

@@ -1,0 +1,177 @@
+//! Tasks with everything that is shown of them: read, or locked to be changed and shown afterwards without a second look.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::lock::{Locked, moment, read_status};
+use super::{Error, Result, Store, Tx};
+use crate::domain::failure::FailureType;
+use crate::domain::task::{Flags, Task};
+use crate::domain::view::{BasicTask, RetrySource, Timestamp, WholeTask};
+use crate::domain::webhook::Actions;
+
+macro_rules! whole_tasks {
+    ($rest:literal, $($args:expr),*) => {
+        sqlx::query_as!(
+            Row,
+            r#"select t.id, s.name, s.kind, t.status::text as "status!", t.batch_id, t.priority, t.attempt, t.run,
+                   t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
+                   s.dead_end_barrier, t.timeout_secs, s.metadata, s.actions, c.action as "cancel?", t.last_updated,
+                   t.failure_reason, t.failure_type, s.retry, s.retry_source, t.deferrals, s.run_at, s.rules, s.fair_key,
+                   t.flags, t.wait_count, t.claimed_by, t.claimed_run, t.manual_run, t.slots, t.timeout_at,
+                   coalesce($1, now()) as "now!"
+               from task t join task_spec s on s.id = t.id
+               left join cancel_action c on c.task_id = t.id and c.run = t.run
+               where t.id = any($2)"#
+                + $rest,
+            $($args),*
+        )
+    };
+}
+
+struct Row {
+    id: Uuid,
+    name: String,
+    kind: String,
+    status: String,
+    batch_id: Uuid,
+    priority: i16,
+    attempt: i16,
+    run: i32,
+    next_retry_at: Option<DateTime<Utc>>,
+    success: i64,
+    failures: i64,
+    expected_count: Option<i32>,
+    created_at: DateTime<Utc>,
+    started_at: Option<DateTime<Utc>>,
+    ended_at: Option<DateTime<Utc>>,
+    dead_end_barrier: bool,
+    timeout_secs: i32,
+    metadata: Option<Value>,
+    actions: Option<String>,
+    cancel: Option<String>,
+    last_updated: DateTime<Utc>,
+    failure_reason: Option<String>,
+    failure_type: Option<String>,
+    retry: Option<String>,
+    retry_source: Option<String>,
+    deferrals: i32,
+    run_at: Option<DateTime<Utc>>,
+    rules: Option<String>,
+    fair_key: Option<String>,
+    flags: i16,
+    wait_count: i32,
+    claimed_by: Option<Uuid>,
+    claimed_run: Option<i32>,
+    manual_run: Option<i32>,
+    slots: Option<Vec<i64>>,
+    timeout_at: Option<DateTime<Utc>>,
+    now: DateTime<Utc>,
+}
+
+pub async fn task(store: &Store, id: Uuid) -> Result<Option<WholeTask>> {
+    read(&mut *store.pool.acquire().await?, &[id]).await.map(|mut tasks| tasks.remove(&id))
+}
+
+/// As it stands inside a transaction that has just changed it.
+pub async fn task_in(tx: &mut Tx, id: Uuid) -> Result<Option<WholeTask>> {
+    tasks_in(tx, &[id]).await.map(|mut tasks| tasks.remove(&id))
+}
+
+/// The same for many.
+pub async fn tasks_in(tx: &mut Tx, ids: &[Uuid]) -> Result<HashMap<Uuid, WholeTask>> {
+    read(tx.conn(), ids).await
+}
+
+async fn read(conn: &mut sqlx::PgConnection, ids: &[Uuid]) -> Result<HashMap<Uuid, WholeTask>> {
+    let rows = whole_tasks!("", None::<DateTime<Utc>>, ids).fetch_all(conn).await?;
+    rows.into_iter().map(|row| row.into_parts().map(|(_, view)| (view.basic.id, view))).collect()
+}
+
+/// Those of the tasks that nobody else holds, locked without waiting for the others, and how they are shown.
+pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<(Locked, HashMap<Uuid, WholeTask>)> {
+    let now = tx.store.clock().param();
+    let rows = whole_tasks!(" order by t.id for update of t skip locked", now, ids).fetch_all(tx.conn()).await?;
+    let moment = moment(tx, rows.first().map(|row| row.now));
+    let (mut tasks, mut views) = (Vec::with_capacity(rows.len()), HashMap::with_capacity(rows.len()));
+    for row in rows {
+        let (task, view) = row.into_parts()?;
+        views.insert(task.id, view);
+        tasks.push(task);
+    }
+    Ok((Locked { tasks, moment }, views))
+}
+
+impl Row {
+    fn into_parts(self) -> Result<(Task, WholeTask)> {
+        let mut actions: Actions = match &self.actions {
+            Some(text) => serde_json::from_str(text).map_err(Error::corrupt)?,
+            None => Actions::default(),
+        };
+        actions.cancel = self.cancel.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
+        let rules = self.rules.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
+        let status = read_status(&self.status)?;
+        let failure_type = self.failure_type.as_deref().and_then(FailureType::parse);
+        let task = Task {
+            id: self.id,
+            batch_id: self.batch_id,
+            kind: self.kind.clone(),
+            status,
+            flags: Flags(self.flags),
+            attempt: self.attempt,
+            run: self.run,
+            deferrals: self.deferrals,
+            wait_count: self.wait_count,
+            timeout_secs: self.timeout_secs,
+            claimed_by: self.claimed_by,
+            claimed_run: self.claimed_run,
+            manual_run: self.manual_run,
+            slots: self.slots.unwrap_or_default(),
+            timeout_at: self.timeout_at,
+            next_retry_at: self.next_retry_at,
+            created_at: self.created_at,
+            last_updated: self.last_updated,
+            started_at: self.started_at,
+            ended_at: self.ended_at,
+            failure_type,
+            failure_reason: self.failure_reason.clone(),
+            retry: self.retry.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?,
+        };
+        let view = WholeTask {
+            basic: BasicTask {
+                id: self.id,
+                name: self.name,
+                kind: self.kind,
+                status,
+                batch_id: self.batch_id,
+                priority: self.priority,
+                attempt: self.attempt,
+                run: self.run,
+                next_retry_at: self.next_retry_at.map(Timestamp),
+                success: self.success,
+                failures: self.failures,
+                expected_count: self.expected_count,
+                created_at: Timestamp(self.created_at),
+                started_at: self.started_at.map(Timestamp),
+                ended_at: self.ended_at.map(Timestamp),
+                dead_end_barrier: self.dead_end_barrier,
+            },
+            timeout: self.timeout_secs,
+            metadata: self.metadata.unwrap_or_else(|| json!({})),
+            actions,
+            last_updated: Timestamp(self.last_updated),
+            failure_reason: self.failure_reason,
+            failure_type,
+            retry: task.retry.clone(),
+            retry_source: self.retry_source.as_deref().and_then(RetrySource::parse),
+            deferrals: self.deferrals,
+            run_at: self.run_at.map(Timestamp),
+            rules: rules.unwrap_or_default(),
+            fair_key: self.fair_key,
+        };
+        Ok((task, view))
+    }
+}
