@@ -77,20 +77,23 @@ enum Way {
 impl Way {
     /// A status is written out: bound, no partial index would be known to fit.
     fn push(&self, query: &mut QueryBuilder<Postgres>, with_specification: bool) {
-        let of = |tasks: &str| {
-            if with_specification {
-                format!("select s.id from task_spec s join {tasks} t on t.id = s.id where true")
-            } else {
-                format!("select s.id from {tasks} s where true")
+        match (self, with_specification) {
+            (Way::Any, _) => query.push("select s.id from task_spec s where true"),
+            (Way::InOrder(status), true) => query.push(format!(
+                "select s.id from task_spec s join task t on t.id = s.id where t.status = '{}'",
+                status.as_str()
+            )),
+            (Way::InOrder(status), false) => {
+                query.push(format!("select s.id from task s where s.status = '{}'", status.as_str()))
             }
-        };
-        match self {
-            Way::Any => query.push("select s.id from task_spec s where true"),
-            Way::InOrder(status) => {
-                let column = if with_specification { "t.status" } else { "s.status" };
-                query.push(of("task")).push(format!(" and {column} = '{}'", status.as_str()))
+            // They are few. Planned for any kind, those of a kind were all read to be joined with them.
+            (Way::All(condition), true) => query.push(format!(
+                "select s.id from (select id from task where {condition} offset 0) t
+                 cross join lateral (select * from task_spec where id = t.id offset 0) s where true"
+            )),
+            (Way::All(condition), false) => {
+                query.push(format!("select s.id from (select id from task where {condition} offset 0) s where true"))
             }
-            Way::All(condition) => query.push(of(&format!("(select id from task where {condition} offset 0)"))),
         };
     }
 }
