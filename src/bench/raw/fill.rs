@@ -19,7 +19,8 @@ const AT_ONCE: usize = 20;
 const CONNECTIONS: usize = 2;
 
 /// Batches `$1` to `$2` of `$3`, spread over the last 30 days. Of 100 tasks one has failed and one was canceled; one of
-/// 10 has metadata, one kind has a single task.
+/// 10 has metadata, one kind has a single task. The trail comes in rows as large as those of the service, in its order:
+/// they have to leave no more room in their pages than those do, or new rows would go there and not to the end.
 const FINISHED: &str = r#"
 with made as materialized (
     select b, i, n, at, at + interval '20 ms' as ended,
@@ -51,19 +52,20 @@ with made as materialized (
            case status when 'failure' then 'server_error' end, case status when 'failure' then 'it broke' end, 'reported'
     from made where status <> 'canceled' order by id
 ), moves as (
-    select batch_id, i / 100 as part, step, from_status, to_status, cause, moved_at, array_agg(id order by id) as ids
+    select batch_id, i / 100 as hundred, i / size as part, step, from_status, to_status, cause, moved_at,
+           array_agg(id order by id) as ids
     from made cross join lateral (values
-        (0, null::task_status, 'pending'::task_status, 'create', at, true),
-        (1, 'pending', 'claimed', 'claim', at, status <> 'canceled'),
-        (2, 'claimed', 'running', 'start', at, status <> 'canceled'),
-        (3, 'running', status, 'report', ended, status <> 'canceled'),
-        (3, 'pending', status, 'cancel', ended, status = 'canceled')
-    ) move(step, from_status, to_status, cause, moved_at, made) where move.made
-    group by 1, 2, 3, 4, 5, 6, 7
+        (0, null::task_status, 'pending'::task_status, 'create', at, 100, true),
+        (1, 'pending', 'claimed', 'claim', at, 100, status <> 'canceled'),
+        (2, 'claimed', 'running', 'start', at, 100, status <> 'canceled'),
+        (3, 'running', status, 'report', ended, 20, status <> 'canceled'),
+        (3, 'pending', status, 'cancel', ended, 20, status = 'canceled')
+    ) move(step, from_status, to_status, cause, moved_at, size, made) where move.made
+    group by 1, 2, 3, 4, 5, 6, 7, 8
 ), e as (
     insert into event (at, batch_id, from_status, to_status, cause, actor, instance, run, attempt, task_ids)
     select moved_at, batch_id, from_status, to_status, cause, 'api', batch_id, 0, 0, ids from moves
-    order by batch_id, step, part
+    order by batch_id, hundred, step, part
 ), b as (
     insert into batch (id, scope, metadata, kinds, total, created_at, completed_at)
     select distinct batch_id, 'scope-' || b % 50, jsonb_build_object('team', 'm' || b % 100),

@@ -10,7 +10,7 @@ use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::report::{Cost, Figure, Outcome, Unit};
 
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 7;
 const TARGET: f64 = 0.95;
 
 /// A rule lets one of them execute; it waits for a report that never comes.
