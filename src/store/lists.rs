@@ -59,7 +59,9 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
          cross join lateral (select * from task where id = page.id offset 0) t order by page.id desc",
     );
     let planned = query.build_query_as().persistent(filter.metadata.is_none());
-    let rows: Vec<BasicRow> = planned.fetch_all(&store.pool).await?;
+    let mut tx = store.begin_list().await?;
+    let rows: Vec<BasicRow> = planned.fetch_all(tx.conn()).await?;
+    tx.rollback().await?;
     rows.into_iter().map(BasicRow::into_view).collect()
 }
 
@@ -215,7 +217,9 @@ pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limi
     query
         .push(") b cross join lateral (select * from batch_count where batch_id = b.id offset 0) c order by b.id desc");
     let planned = query.build_query_as().persistent(filter.metadata.is_none());
-    let rows: Vec<BatchRow> = planned.fetch_all(&store.pool).await?;
+    let mut tx = store.begin_list().await?;
+    let rows: Vec<BatchRow> = planned.fetch_all(tx.conn()).await?;
+    tx.rollback().await?;
     Ok(rows
         .into_iter()
         .map(|row| BatchSummary {

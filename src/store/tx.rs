@@ -115,6 +115,11 @@ impl Store {
         self.begin_with("begin isolation level repeatable read read only", actor).await
     }
 
+    /// For lists, whose plans count on more rows than a page has: they would be compiled, for longer than they run.
+    pub(super) async fn begin_list(&self) -> Result<Tx> {
+        self.begin_with("begin read only; set local jit = off", Actor::Api).await
+    }
+
     async fn begin_with(&self, statement: &'static str, actor: Actor) -> Result<Tx> {
         let connection = self.pool.acquire().await?;
         let mut tx = Tx { connection, ended: false, store: self.clone(), actor, changes: Changes::default() };
