@@ -7,7 +7,7 @@ use reprise::{app, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// A third of a request's time in this process went into the system's allocator.
+/// An eighth of a request's time in this process went into the system's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

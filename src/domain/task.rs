@@ -30,8 +30,7 @@ pub struct Task {
     pub manual_run: Option<i32>,
     /// What it occupies of rules while it is Claimed or Running.
     pub slots: Vec<i64>,
-    /// End of the lease while Claimed, deadline while Running.
-    /// While it is executing: when to look whether it is overdue. A sign of life does not move it.
+    /// While Claimed: the end of the lease. While Running: when to look whether it is overdue; a sign of life does not move it.
     pub timeout_at: Option<DateTime<Utc>>,
     pub next_retry_at: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,

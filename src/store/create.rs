@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::history::Move;
 use super::policies::ByKind;
-use super::tx::Move;
 use super::{Error, Result, Store, Tx, dedupe, lock, transitions};
 use crate::domain::dedupe::{Parent, Planned, plan};
 use crate::domain::lifecycle::{Event, Transition, decide};
@@ -84,7 +84,7 @@ pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<Created>> {
     for Plan { new, tasks, ids, there } in &plans {
         for (id, task) in ids.iter().zip(tasks) {
             let (batch_id, to) = (new.id, task.stored_as());
-            tx.moved(Move { id: *id, batch_id, from: None, to, cause: "create", run: 0, attempt: 0 }, created_at);
+            tx.moved(*id, Move { batch_id, from: None, to, cause: "create", run: 0, attempt: 0 }, created_at);
         }
         for task in tasks.iter().filter(|task| task.stored_as() == Status::Pending) {
             // Those that are not to run yet are looked after by the retry loop.

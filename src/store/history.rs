@@ -6,7 +6,6 @@ use uuid::Uuid;
 
 use super::lists::Page;
 use super::lock::read_status;
-use super::tx::Move;
 use super::{Result, Store};
 use crate::domain::status::Status;
 use crate::domain::view::{Event, Timestamp};
@@ -16,12 +15,13 @@ const PER_ROW: usize = 100;
 /// The number of an event: its row's, and the place in the row.
 const PLACES: i64 = 1000;
 
-/// The moves of a transaction, those of a kind together.
+/// The moves of a transaction, and who has made each.
 #[derive(Default)]
-pub(super) struct Trail(BTreeMap<Kind, Vec<Uuid>>);
+pub(super) struct Trail(BTreeMap<Move, Vec<Uuid>>);
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Kind {
+/// How a task of a batch changes its status, or comes into being.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Move {
     pub batch_id: Uuid,
     pub from: Option<Status>,
     pub to: Status,
@@ -32,15 +32,14 @@ pub(super) struct Kind {
 
 /// A row to be written: whom it tells of is a part of all ids, counted from one.
 pub(super) struct Row {
-    pub kind: Kind,
+    pub made: Move,
     pub first: i32,
     pub last: i32,
 }
 
 impl Trail {
-    pub fn add(&mut self, task: Move) {
-        let Move { id, batch_id, from, to, cause, run, attempt } = task;
-        self.0.entry(Kind { batch_id, from, to, cause, run, attempt }).or_default().push(id);
+    pub fn add(&mut self, id: Uuid, made: Move) {
+        self.0.entry(made).or_default().push(id);
     }
 
     pub fn is_empty(&self) -> bool {
@@ -51,11 +50,11 @@ impl Trail {
     pub fn rows(&self) -> (Vec<Uuid>, Vec<Row>) {
         let place = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let (mut ids, mut rows) = (Vec::new(), Vec::new());
-        for (kind, tasks) in &self.0 {
+        for (made, tasks) in &self.0 {
             for chunk in tasks.chunks(PER_ROW) {
                 let first = place(ids.len() + 1);
                 ids.extend_from_slice(chunk);
-                rows.push(Row { kind: *kind, first, last: place(ids.len()) });
+                rows.push(Row { made: *made, first, last: place(ids.len()) });
             }
         }
         (ids, rows)

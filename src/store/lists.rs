@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use sqlx::{FromRow, Postgres, QueryBuilder};
 use uuid::Uuid;
 
-use super::query::{BASIC, BasicRow};
+use super::query::{BASIC, BasicRow, status_counts};
 use super::{Result, Store, stats};
 use crate::domain::status::Status;
-use crate::domain::view::{BasicTask, BatchSummary, StatusCounts, Timestamp};
+use crate::domain::view::{BasicTask, BatchSummary, Timestamp};
 
 /// Tasks in a status that are sorted rather than looked for among all others.
 const FEW: i64 = 20_000;
@@ -227,17 +227,7 @@ pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limi
             total_tasks: row.total,
             first_created_at: Timestamp(row.created_at),
             latest_updated_at: Timestamp(row.updated_at),
-            status_counts: StatusCounts {
-                waiting: row.waiting,
-                pending: row.pending,
-                claimed: row.claimed,
-                running: row.running,
-                retry_pending: row.retry_pending,
-                paused: row.paused,
-                success: row.success,
-                failure: row.failure,
-                canceled: row.canceled,
-            },
+            status_counts: status_counts!(row),
             kinds: row.kinds,
             scope: row.scope,
             metadata: row.metadata.unwrap_or_else(|| json!({})),

@@ -9,13 +9,31 @@ use super::lists::Page;
 use super::lock::read_status;
 use super::{Error, Result, Store};
 use crate::domain::status::Status;
-use crate::domain::view::{BasicTask, Batch, Dag, Delivery, DeliveryStatus, Link, StatusCounts, Timestamp};
+use crate::domain::view::{BasicTask, Batch, Dag, Delivery, DeliveryStatus, Link, Timestamp};
 use crate::domain::webhook::Action;
 
 pub(super) const BASIC: &str =
     "select t.id, s.name, s.kind, t.status::text as status, t.batch_id, t.priority, t.attempt, t.run,
     t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
     s.dead_end_barrier from ";
+
+/// Of a row that has a column for each status.
+macro_rules! status_counts {
+    ($row:ident) => {
+        crate::domain::view::StatusCounts {
+            waiting: $row.waiting,
+            pending: $row.pending,
+            claimed: $row.claimed,
+            running: $row.running,
+            retry_pending: $row.retry_pending,
+            paused: $row.paused,
+            success: $row.success,
+            failure: $row.failure,
+            canceled: $row.canceled,
+        }
+    };
+}
+pub(super) use status_counts;
 
 #[derive(FromRow)]
 pub(super) struct BasicRow {
@@ -112,17 +130,7 @@ pub async fn batch(store: &Store, id: Uuid) -> Result<Option<Batch>> {
         total_success: row.total_success,
         total_failures: row.total_failures,
         total_expected: row.total_expected,
-        status_counts: StatusCounts {
-            waiting: row.waiting,
-            pending: row.pending,
-            claimed: row.claimed,
-            running: row.running,
-            retry_pending: row.retry_pending,
-            paused: row.paused,
-            success: row.success,
-            failure: row.failure,
-            canceled: row.canceled,
-        },
+        status_counts: status_counts!(row),
         scope: row.scope,
         metadata: row.metadata.unwrap_or_else(|| json!({})),
         created_at: Timestamp(row.created_at),

@@ -113,12 +113,12 @@ pub(super) async fn settle(tx: &mut Tx, moves: &Moves, now: Option<DateTime<Utc>
         &task_ids,
         event!(e => e.first),
         event!(e => e.last),
-        event!(e => e.kind.batch_id),
-        event!(e => e.kind.from.map(Status::as_str)) as &[Option<&str>],
-        event!(e => e.kind.to.as_str()) as &[&str],
-        event!(e => e.kind.cause) as &[&str],
-        event!(e => e.kind.run),
-        event!(e => e.kind.attempt),
+        event!(e => e.made.batch_id),
+        event!(e => e.made.from.map(Status::as_str)) as &[Option<&str>],
+        event!(e => e.made.to.as_str()) as &[&str],
+        event!(e => e.made.cause) as &[&str],
+        event!(e => e.made.run),
+        event!(e => e.made.attempt),
         total,
     )
     .fetch_all(tx.conn())

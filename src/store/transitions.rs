@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::history::Move;
 use super::lock::{self, read_status};
-use super::tx::Move;
 use super::{Error, Result, Tx, attempts, dead_ends, outbox};
 use crate::domain::failure::{FailureType, Trigger};
 use crate::domain::graph::{self, Edge};
@@ -138,7 +138,6 @@ async fn write(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> R
     for transition in transitions {
         let task = transition.task();
         let made = Move {
-            id: task.id,
             batch_id: task.batch_id,
             from: Some(transition.from()),
             to: task.status,
@@ -146,7 +145,7 @@ async fn write(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> R
             run: task.run,
             attempt: task.attempt,
         };
-        tx.moved(made, now);
+        tx.moved(task.id, made, now);
         tx.stats().count(transition);
         count(tx, transition);
     }
@@ -259,7 +258,7 @@ struct Moved {
 impl Moved {
     fn note(&self, tx: &mut Tx, from: Status, to: Status, cause: &'static str) {
         let Moved { id, batch_id, run, attempt, last_updated } = *self;
-        tx.moved(Move { id, batch_id, from: Some(from), to, cause, run, attempt }, last_updated);
+        tx.moved(id, Move { batch_id, from: Some(from), to, cause, run, attempt }, last_updated);
     }
 }
 

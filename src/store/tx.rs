@@ -9,6 +9,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{PgConnection, Postgres};
 use uuid::Uuid;
 
+use super::history::Move;
 use super::settle::{Delta, Moves, Sums, settle};
 use super::{Result, Store, matchers, outbox, retry_stats, slots};
 use crate::domain::status::Status;
@@ -43,18 +44,6 @@ impl Actor {
             Actor::Person(name) => name,
         }
     }
-}
-
-/// A task that changes its status, or comes into being.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Move {
-    pub id: Uuid,
-    pub batch_id: Uuid,
-    pub from: Option<Status>,
-    pub to: Status,
-    pub cause: &'static str,
-    pub run: i32,
-    pub attempt: i16,
 }
 
 #[derive(Default)]
@@ -139,31 +128,31 @@ impl Tx {
     }
 
     /// A task has made a move. New tasks bring their batch's counters with them.
-    pub(super) fn moved(&mut self, task: Move, now: DateTime<Utc>) {
+    pub(super) fn moved(&mut self, id: Uuid, made: Move, now: DateTime<Utc>) {
         let changes = &mut self.changes;
         changes.now = Some(now);
-        if task.from == Some(task.to) {
+        if made.from == Some(made.to) {
             return;
         }
-        changes.moves.trail.add(task);
-        changes.moves.total[task.to.index()] += 1;
-        if let Some(from) = task.from {
-            let counts = &mut changes.moves.batches.entry(task.batch_id).or_default().by_status;
+        changes.moves.trail.add(id, made);
+        changes.moves.total[made.to.index()] += 1;
+        if let Some(from) = made.from {
+            let counts = &mut changes.moves.batches.entry(made.batch_id).or_default().by_status;
             counts[from.index()] -= 1;
-            counts[task.to.index()] += 1;
+            counts[made.to.index()] += 1;
             changes.moves.total[from.index()] -= 1;
-            *changes.transitions.entry((from, task.to)).or_default() += 1;
-            if from.is_terminal() && !task.to.is_terminal() {
-                changes.reopened.insert(task.batch_id);
+            *changes.transitions.entry((from, made.to)).or_default() += 1;
+            if from.is_terminal() && !made.to.is_terminal() {
+                changes.reopened.insert(made.batch_id);
             }
         }
-        match task.to {
+        match made.to {
             // Whoever made it knows whether it can start.
-            Status::Pending if task.from.is_none() => {}
+            Status::Pending if made.from.is_none() => {}
             Status::Pending => {
                 self.hint(Hints::START);
                 // It may have to wait for its `run_at` first, which the retry loop looks after.
-                if matches!(task.from, Some(Status::Waiting | Status::Paused)) {
+                if matches!(made.from, Some(Status::Waiting | Status::Paused)) {
                     self.hint(Hints::RETRY);
                 }
             }
