@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{BULK, BULK_CLIENTS, Bench, CLIENTS, PATIENCE, Post, calling, cost, rate, settled, tasks};
 use crate::bench::ground::Stage;
@@ -31,6 +31,7 @@ pub async fn plain(bench: &Bench<'_>, stage: &Stage, count: usize) -> Result<Out
 
 pub struct Through {
     pub count: usize,
+    pub elapsed: Duration,
     pub rate: f64,
     /// From the call of a task until its Success was answered.
     pub latencies: Latencies,
@@ -54,7 +55,8 @@ pub async fn through(stage: &Stage, sink: &Sink, count: usize, what: &str) -> Re
     let (last, latencies) = worked;
     let cost = cost(before, stage.usage(), count);
     settled(&stage.peer, &post.batches(), "success", count).await?;
-    Ok(Through { count, rate: rate(count, last - started), latencies, cost })
+    let elapsed = last - started;
+    Ok(Through { count, elapsed, rate: rate(count, elapsed), latencies, cost })
 }
 
 /// Waits until this many tasks were reported; when the last of them was.
