@@ -25,6 +25,7 @@ use crate::loops::start::{self, Start};
 use crate::loops::supervisor::Supervisor;
 use crate::loops::timeout::Timeout;
 use crate::loops::wakeup;
+use crate::output::say;
 use crate::postgres::{Embedded, Settings};
 use crate::service::Service;
 use crate::store::Store;
@@ -37,8 +38,7 @@ const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// Does what the command says; an error is the one line to print. `shutdown` ends the service.
 pub async fn run(command: Command, config: Config, shutdown: CancellationToken) -> Result<(), String> {
     if command == Command::Openapi {
-        print!("{}", http::document());
-        return Ok(());
+        return say(&http::document());
     }
     if let Command::Bench(args) = &command {
         return bench::run(args, &config, shutdown).await;
@@ -145,7 +145,9 @@ async fn serve(
     let stop_http = CancellationToken::new();
     let mut server = tokio::spawn(http::serve(listener, api, stop_http.clone()));
     tracing::info!(%address, instance = %store.instance(), "ready");
-    greet(local, embedded, locked);
+    if let Err(error) = say(&greeting(local, embedded, locked)) {
+        tracing::warn!("{error}");
+    }
 
     let result = tokio::select! {
         () = shutdown.cancelled() => Ok(()),
@@ -274,15 +276,14 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-fn greet(address: SocketAddr, embedded: Option<&Embedded>, locked: bool) {
+fn greeting(address: SocketAddr, embedded: Option<&Embedded>, locked: bool) -> String {
     let url = format!("http://{address}");
-    println!("Reprise is ready.");
-    println!("  API   {url}");
-    println!("  Docs  {url}/docs");
-    if let Some(embedded) = embedded {
-        println!("  Data  {} (PostgreSQL {} of its own)", embedded.data_dir().display(), embedded.version());
-    }
-    println!("Try:");
+    let data = embedded.map_or_else(String::new, |embedded| {
+        format!("  Data  {} (PostgreSQL {} of its own)\n", embedded.data_dir().display(), embedded.version())
+    });
     let key = if locked { "-H \"Authorization: Bearer $KEY\" " } else { "" };
-    println!("  curl -s {url}/task {key}-d '[{{\"name\": \"hello\", \"kind\": \"demo\"}}]'");
+    format!(
+        "Reprise is ready.\n  API   {url}\n  Docs  {url}/docs\n{data}Try:\n  curl -s {url}/task {key}-d \
+         '[{{\"name\": \"hello\", \"kind\": \"demo\"}}]'\n"
+    )
 }

@@ -1,5 +1,6 @@
 //! `reprise doctor`: counts slots, batches, waiting tasks and totals anew, says what differs, and mends it if asked to.
 
+use crate::output::say;
 use crate::store::books::{self, Extent};
 use crate::store::{self, Store};
 
@@ -15,13 +16,14 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
     }
     let mut differences = examine(store).await?;
     for (book, count) in books::by_book(&differences) {
-        println!("{:<9} {}", book.as_str(), if count == 0 { "ok".into() } else { format!("{count} wrong") });
+        let found = if count == 0 { "ok".into() } else { format!("{count} wrong") };
+        say(&format!("{:<9} {found}\n", book.as_str()))?;
     }
     for difference in differences.iter().take(SHOWN) {
-        println!("  {difference}");
+        say(&format!("  {difference}\n"))?;
     }
     if differences.len() > SHOWN {
-        println!("  and {} more", differences.len() - SHOWN);
+        say(&format!("  and {} more\n", differences.len() - SHOWN))?;
     }
     if differences.is_empty() {
         return Ok(());
@@ -33,8 +35,7 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
         books::mend(store, &differences).await.map_err(|error| error.to_string())?;
         differences = examine(store).await?;
         if differences.is_empty() {
-            println!("mended");
-            return Ok(());
+            return say("mended\n");
         }
     }
     Err(format!("{} differences are left, the first is {}", differences.len(), differences[0]))

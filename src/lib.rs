@@ -6,6 +6,8 @@
 pub mod access;
 /// Settings from the environment and the command line.
 pub mod config;
+/// What is printed.
+pub mod output;
 /// Settings that are shown to nobody.
 pub mod secret;
 /// Logs and metrics.

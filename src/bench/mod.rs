@@ -12,6 +12,7 @@ mod sink;
 mod wire;
 mod workloads;
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -20,6 +21,7 @@ use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::output::say;
 use ground::Ground;
 use report::Outcome;
 use sink::Sink;
@@ -60,9 +62,15 @@ pub struct BenchArgs {
 pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken) -> Result<(), String> {
     if args.list {
         for workload in WORKLOADS {
-            println!("{:<12} {}", workload.name(), workload.about());
+            say(&format!("{:<12} {}\n", workload.name(), workload.about()))?;
         }
         return Ok(());
+    }
+    let json_file = args.json.as_ref().filter(|path| path.as_os_str() != "-");
+    let cannot = |path: &PathBuf, error: std::io::Error| format!("--json {}: {error}", path.display());
+    if let Some(path) = json_file {
+        // Known now, and not when all is measured.
+        File::options().append(true).create(true).open(path).map_err(|error| cannot(path, error))?;
     }
     let ground = match &args.url {
         Some(url) => Ground::given(url, args.key.as_deref(), config)?,
@@ -75,13 +83,13 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
     ground.close().await;
     let (facts, outcomes) = measured?;
     let document = report::document(&facts, &outcomes);
-    match &args.json {
-        Some(path) if path.as_os_str() == "-" => println!("{document:#}"),
+    match json_file {
+        None if args.json.is_some() => say(&format!("{document:#}\n"))?,
+        None => say(&report::table(&outcomes))?,
         Some(path) => {
-            std::fs::write(path, format!("{document:#}\n")).map_err(|error| format!("{}: {error}", path.display()))?;
-            print!("{}", report::table(&outcomes));
+            say(&report::table(&outcomes))?;
+            std::fs::write(path, format!("{document:#}\n")).map_err(|error| cannot(path, error))?;
         }
-        None => print!("{}", report::table(&outcomes)),
     }
     match outcomes.iter().filter(|outcome| outcome.failed.is_some()).count() {
         0 => Ok(()),

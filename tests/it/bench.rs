@@ -63,3 +63,16 @@ fn what_there_is_to_measure_can_be_asked_for() {
     let said = String::from_utf8_lossy(&wrong.stderr);
     assert!(!wrong.status.success() && said.contains("everything") && said.contains("create-1"), "{said}");
 }
+
+#[test]
+fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-json-{}", std::process::id()));
+    let output = command(&[("REPRISE_DATA_DIR", dir.to_str().unwrap())])
+        .args(["bench", "create-1", "--json", "no/such/place.json"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(!output.status.success() && said.contains("--json no/such/place.json: "), "{said}");
+    assert!(!dir.exists());
+}

@@ -176,3 +176,17 @@ fn help_and_description_need_nothing() {
     let description = run(&[], &["openapi"]);
     assert_eq!(String::from_utf8_lossy(&description.stdout), include_str!("../../openapi/openapi.json"));
 }
+
+#[test]
+fn who_reads_no_further_is_no_error() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = command(&[]).arg("openapi").stdout(writer).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let line = refusal(&command(&[]).arg("openapi").stdout(full).output().unwrap());
+    assert!(line.starts_with("reprise: standard output: "), "{line}");
+}
