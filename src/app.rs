@@ -57,7 +57,8 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
     };
     let url = config.database_url().or(embedded.as_ref().map(Embedded::url)).unwrap_or_default();
     let for_requests = config.database.pool_max_size - connections_for_loops(&config);
-    let store = Store::new(url, for_requests, Clock::Database, config.limits().retry)?;
+    let store = Store::new(url, for_requests, Clock::Database, config.limits().retry)?
+        .with_limit(Duration::from_secs(config.database.database_timeout_secs));
     let work = async {
         store.check_server().await?;
         match (listener, command) {

@@ -85,6 +85,9 @@ pub struct Database {
     /// Connections to the database at most
     #[arg(long, env = "POOL_MAX_SIZE", global = true, default_value = "16", value_parser = whole(5..=1000u32), value_name = "N")]
     pub pool_max_size: u32,
+    /// Seconds that a transaction may take before its connection is given up
+    #[arg(long, env = "DATABASE_TIMEOUT_SECS", global = true, default_value = "30", value_parser = whole(1..=3600u64), value_name = "SECS")]
+    pub database_timeout_secs: u64,
 }
 
 #[derive(Clone, Debug, Args)]

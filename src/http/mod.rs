@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::Method;
 use axum::http::header::{HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
@@ -89,7 +89,8 @@ fn router(api: Arc<Api>) -> Router {
                 .layer(PropagateRequestIdLayer::new(request_id))
                 .layer(middleware::from_fn(measure))
                 .layer(CatchPanicLayer::custom(panicked))
-                .layer(middleware::from_fn_with_state(api, auth::guard)),
+                .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::guard))
+                .layer(middleware::from_fn_with_state(api, in_time)),
         )
 }
 
@@ -119,6 +120,17 @@ async fn measure(request: Request, next: Next) -> Response {
     metrics::histogram!("reprise_http_request_duration_seconds", &labels).record(started.elapsed().as_secs_f64());
     response.headers_mut().entry("x-content-type-options").or_insert(HeaderValue::from_static("nosniff"));
     response
+}
+
+/// Looking something up ends when a transaction would have to. Changes have their own limit, and must not be left alone.
+async fn in_time(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+    if !request.method().is_safe() {
+        return next.run(request).await;
+    }
+    match api.service.store().in_time(async { Ok(next.run(request).await) }).await {
+        Ok(response) => response,
+        Err(error) => Problem::from(error).into_response(),
+    }
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "the layer wants it so")]

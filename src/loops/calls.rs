@@ -19,7 +19,7 @@ use super::start::{Answered, Start};
 use crate::domain::new_task::read_answered_action;
 use crate::domain::webhook::{Action, idempotency_key};
 use crate::store::transitions::{self, Claimed};
-use crate::store::{self, Actor, Store, lease, retrying};
+use crate::store::{self, Actor, Store, lease};
 use crate::wake::Hints;
 use crate::webhook::{Call, Client, Place};
 
@@ -172,7 +172,7 @@ impl Caller {
         let mut wait = Duration::from_millis(50);
         loop {
             let at = Instant::now();
-            match lease::confirm(&self.store, &asked, self.lease).await {
+            match self.store.retrying(|| lease::confirm(&self.store, &asked, self.lease)).await {
                 Ok(ours) => return self.held.keep(&asked, &ours, Some(at)),
                 Err(error) => tracing::warn!(%error, "nothing is called: it is not known whether it may be"),
             }
@@ -238,7 +238,7 @@ impl Keeper {
         if held.is_empty() {
             return Ok(());
         }
-        let ours = lease::renew(&self.store, &held, self.lease).await?;
+        let ours = self.store.retrying(|| lease::renew(&self.store, &held, self.lease)).await?;
         self.held.keep(&held, &ours, None);
         Ok(())
     }
@@ -248,13 +248,15 @@ impl Keeper {
     pub async fn drain(&self, grace: Duration) {
         let unstarted = self.held.drop_uncalled();
         if !unstarted.is_empty() {
-            let given_back = retrying(|| async {
-                let mut tx = self.store.begin(Actor::Loop(Start::NAME)).await?;
-                let count = transitions::give_back(&mut tx, &unstarted).await?;
-                tx.commit().await?;
-                Ok(count)
-            })
-            .await;
+            let given_back = self
+                .store
+                .retrying(|| async {
+                    let mut tx = self.store.begin(Actor::Loop(Start::NAME)).await?;
+                    let count = transitions::give_back(&mut tx, &unstarted).await?;
+                    tx.commit().await?;
+                    Ok(count)
+                })
+                .await;
             match given_back {
                 Ok(count) => tracing::info!(count, "unstarted tasks given back"),
                 Err(error) => tracing::warn!(%error, "unstarted tasks not given back: their leases will end"),

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::runner::{Loop, Tick};
 use crate::domain::webhook::{batch_idempotency_key, idempotency_key, notification_body};
 use crate::store::outbox::{self, Leased, Postponed, Sent};
-use crate::store::{self, Actor, Store, retrying};
+use crate::store::{self, Actor, Store};
 use crate::wake::Hints;
 use crate::webhook::{Call, Client, Place};
 
@@ -123,15 +123,17 @@ impl Loop for Deliver {
             return Ok(Tick::default());
         }
         let limit = room.min(LEASE_LIMIT);
-        let (leased, due_in) = retrying(|| async {
-            let mut tx = self.store.begin_lease(Actor::Loop(Self::NAME)).await?;
-            let count = i64::try_from(limit).unwrap_or(i64::MAX);
-            let leased = outbox::lease(&mut tx, count, self.settings.lease).await?;
-            let due_in = outbox::next_due(&mut tx).await?;
-            tx.commit().await?;
-            Ok((leased, due_in))
-        })
-        .await?;
+        let (leased, due_in) = self
+            .store
+            .retrying(|| async {
+                let mut tx = self.store.begin_lease(Actor::Loop(Self::NAME)).await?;
+                let count = i64::try_from(limit).unwrap_or(i64::MAX);
+                let leased = outbox::lease(&mut tx, count, self.settings.lease).await?;
+                let due_in = outbox::next_due(&mut tx).await?;
+                tx.commit().await?;
+                Ok((leased, due_in))
+            })
+            .await?;
         let processed = leased.len();
         for delivery in leased {
             self.send(delivery);
@@ -214,13 +216,13 @@ impl Marks {
             }
         }
         if !not_sent.is_empty()
-            && let Err(error) = outbox::postpone(&self.store, &not_sent).await
+            && let Err(error) = self.store.retrying(|| outbox::postpone(&self.store, &not_sent)).await
         {
             tracing::warn!(%error, count = not_sent.len(), "notifications not put back: their leases will end");
         }
         let mut wait = Duration::from_millis(50);
         while !sent.is_empty()
-            && let Err(error) = outbox::mark(&self.store, &sent).await
+            && let Err(error) = self.store.retrying(|| outbox::mark(&self.store, &sent)).await
         {
             if !error.is_unavailable() {
                 tracing::error!(%error, results = count, "results of notifications are lost: they will be sent again");

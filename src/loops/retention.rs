@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::{self, Store, fairness, idempotency, retention, retrying, slots};
+use crate::store::{self, Store, fairness, idempotency, retention, slots};
 
 const LIMIT: i64 = 5000;
 
@@ -27,7 +27,7 @@ impl Loop for Retention {
         let idle = slots::forget_idle(&self.store, LIMIT).await? + fairness::forget_idle(&self.store, LIMIT).await?;
         let mut tasks = 0;
         if self.days > 0 {
-            tasks = retrying(|| retention::delete_finished(&self.store, self.days, LIMIT)).await?;
+            tasks = self.store.retrying(|| retention::delete_finished(&self.store, self.days, LIMIT)).await?;
         }
         let more = keys.max(idle) >= LIMIT.cast_unsigned() || tasks > 0;
         Ok(Tick { processed: keys + idle + tasks, more, due_in: None })

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::{self, Actor, Store, retrying, stats, transitions};
+use crate::store::{self, Actor, Store, stats, transitions};
 use crate::wake::Hints;
 
 const LIMIT: i64 = 1000;
@@ -25,13 +25,14 @@ impl Loop for Retry {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        retrying(|| async {
-            let mut tx = self.store.begin(Actor::Loop(Self::NAME)).await?;
-            let processed = transitions::release_due(&mut tx, LIMIT).await?;
-            let due_in = stats::next_release(&mut tx).await?;
-            tx.commit().await?;
-            Ok(Tick { processed, more: processed >= LIMIT.cast_unsigned(), due_in })
-        })
-        .await
+        self.store
+            .retrying(|| async {
+                let mut tx = self.store.begin(Actor::Loop(Self::NAME)).await?;
+                let processed = transitions::release_due(&mut tx, LIMIT).await?;
+                let due_in = stats::next_release(&mut tx).await?;
+                tx.commit().await?;
+                Ok(Tick { processed, more: processed >= LIMIT.cast_unsigned(), due_in })
+            })
+            .await
     }
 }

@@ -18,7 +18,7 @@ use crate::domain::lifecycle::{self, Decision, Event, Moment, Transition};
 use crate::domain::task::Task;
 use crate::domain::webhook::Action;
 use crate::store::transitions::{self, Claims};
-use crate::store::{self, Actor, Store, dead_ends, lock, outbox, retrying};
+use crate::store::{self, Actor, Store, dead_ends, lock, outbox};
 use crate::wake::Hints;
 use crate::webhook::{CallError, Client};
 
@@ -75,20 +75,21 @@ impl Start {
 
     /// And when it was done: from then on each of them may be canceled or reported.
     async fn claim(&self, limit: usize, look: usize) -> store::Result<(Claims, Instant)> {
-        retrying(|| async {
-            let mut tx = self.store.begin_claim(Actor::Loop(Self::NAME)).await?;
-            let claims = transitions::claim(&mut tx, limit, look, self.settings.lease).await?;
-            // Nobody to call: it runs from now on and waits for a report.
-            let silent: Vec<(Uuid, i32)> =
-                claims.tasks.iter().filter(|c| c.on_start.is_none()).map(|c| (c.id, c.run)).collect();
-            if !silent.is_empty() {
-                transitions::started(&mut tx, &silent).await?;
-            }
-            let since = Instant::now();
-            tx.commit().await?;
-            Ok((claims, since))
-        })
-        .await
+        self.store
+            .retrying(|| async {
+                let mut tx = self.store.begin_claim(Actor::Loop(Self::NAME)).await?;
+                let claims = transitions::claim(&mut tx, limit, look, self.settings.lease).await?;
+                // Nobody to call: it runs from now on and waits for a report.
+                let silent: Vec<(Uuid, i32)> =
+                    claims.tasks.iter().filter(|c| c.on_start.is_none()).map(|c| (c.id, c.run)).collect();
+                if !silent.is_empty() {
+                    transitions::started(&mut tx, &silent).await?;
+                }
+                let since = Instant::now();
+                tx.commit().await?;
+                Ok((claims, since))
+            })
+            .await
     }
 }
 
@@ -169,14 +170,16 @@ impl Results {
     async fn write(&self, answers: &[Answered], wait: bool) -> HashSet<Uuid> {
         let mut pause = Duration::from_millis(50);
         loop {
-            let error = match retrying(|| write(&self.store, answers, wait)).await {
+            let error = match self.store.retrying(|| write(&self.store, answers, wait)).await {
                 Ok(others) => return others,
                 Err(error) => error,
             };
             if !error.is_unavailable() {
                 tracing::error!(%error, answers = answers.len(), "answers to on_start cannot be written together");
                 for one in answers {
-                    if let Err(error) = retrying(|| write(&self.store, std::slice::from_ref(one), true)).await {
+                    if let Err(error) =
+                        self.store.retrying(|| write(&self.store, std::slice::from_ref(one), true)).await
+                    {
                         tracing::error!(task.id = %one.id, %error, "an answer to on_start is lost");
                     }
                 }
@@ -199,7 +202,7 @@ async fn write(store: &Store, answers: &[Answered], wait: bool) -> store::Result
                 actions.extend(action.clone().map(|action| (answer.id, answer.run, action)));
             }
             Err(error) => {
-                failed.insert(answer.id, (answer.run, error));
+                failed.insert((answer.id, answer.run), error);
             }
         }
     }
@@ -208,9 +211,8 @@ async fn write(store: &Store, answers: &[Answered], wait: bool) -> store::Result
     // what fails.
     if !failed.is_empty() {
         let decide = |task: &Task, moment: Moment| -> Decision {
-            let Some((run, error)) = failed.get(&task.id) else { return Ok(None) };
-            let event = Event::StartFailed { by: store.instance(), failure: failure(error) };
-            lifecycle::decide(task, &event, moment).map(|decided| decided.filter(|_| task.run == *run))
+            let Some(error) = failed.get(&(task.id, task.run)) else { return Ok(None) };
+            lifecycle::decide(task, &Event::StartFailed { by: store.instance(), failure: failure(error) }, moment)
         };
         let locked = lock::by_ids(&mut tx, &ids).await?;
         let locked = dead_ends::widen(&mut tx, locked, decide).await?;

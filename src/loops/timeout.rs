@@ -6,7 +6,7 @@ use super::runner::{Loop, Tick};
 use crate::domain::lifecycle::{Event, decide};
 use crate::domain::status::Status;
 use crate::domain::task::Task;
-use crate::store::{self, Actor, Store, dead_ends, lock, progress, retrying, stats, transitions};
+use crate::store::{self, Actor, Store, dead_ends, lock, progress, stats, transitions};
 use crate::wake::Hints;
 
 const LIMIT: i64 = 500;
@@ -28,7 +28,7 @@ impl Loop for Timeout {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        retrying(|| self.expire()).await
+        self.store.retrying(|| self.expire()).await
     }
 }
 

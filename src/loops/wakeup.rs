@@ -16,7 +16,7 @@ pub async fn tell(store: Store, shutdown: CancellationToken) {
             hints = store.wake().outgoing() => hints,
             () = shutdown.cancelled() => return,
         };
-        if let Err(error) = store.notify(hints).await {
+        if let Err(error) = store.in_time(store.notify(hints)).await {
             tracing::debug!(%error, "other instances were not told");
         }
         tokio::time::sleep(PAUSE).await;

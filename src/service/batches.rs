@@ -8,7 +8,7 @@ use crate::domain::rules::RulesChange;
 use crate::domain::status::Status;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::lists::{self, BatchFilter, Page};
-use crate::store::{self, lock, matchers, query, retrying, slots, transitions};
+use crate::store::{self, lock, matchers, query, slots, transitions};
 
 /// Tasks of a batch that one transaction changes: others wait for its locks no longer than that takes.
 const CHUNK: i64 = 1000;
@@ -33,7 +33,7 @@ impl Service {
         let mut canceled = [0i32; 9];
         let mut below = None;
         loop {
-            let chunk = retrying(|| self.stop_chunk(id, below)).await?;
+            let chunk = self.store.retrying(|| self.stop_chunk(id, below)).await?;
             let Some(first) = chunk.first else { break };
             below = Some(first);
             for status in chunk.canceled {
@@ -66,13 +66,15 @@ impl Service {
         matchers::register(&self.store, &change.rules).await?;
         let (mut updated, mut after) = (0, None);
         loop {
-            let chunk = retrying(|| async {
-                let mut tx = self.begin().await?;
-                let changed = slots::change_rules(&mut tx, id, change, after, CHUNK).await?;
-                tx.commit().await?;
-                Ok(changed)
-            })
-            .await?;
+            let chunk = self
+                .store
+                .retrying(|| async {
+                    let mut tx = self.begin().await?;
+                    let changed = slots::change_rules(&mut tx, id, change, after, CHUNK).await?;
+                    tx.commit().await?;
+                    Ok(changed)
+                })
+                .await?;
             let Some(last) = chunk.last() else { break };
             updated += i32::try_from(chunk.len()).unwrap_or(0);
             after = Some(*last);

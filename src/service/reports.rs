@@ -14,7 +14,7 @@ use crate::domain::task::{Flags, Task};
 use crate::domain::view::WholeTask;
 use crate::store::lock::Locked;
 use crate::store::progress::{self, Sign};
-use crate::store::{self, Actor, Tx, attempts, dead_ends, lock, query, retrying, transitions, whole};
+use crate::store::{self, Actor, Tx, attempts, dead_ends, lock, query, transitions, whole};
 
 /// How often a change is left to a lane. Whoever has its task locked has done so for a moment, mostly to write that it was
 /// started; a transaction and a connection of its own is for what is locked for longer.
@@ -70,7 +70,7 @@ impl Service {
                 return self.answer(id, done, run);
             }
         }
-        let done = Box::pin(retrying(|| self.change_alone(&job))).await?;
+        let done = Box::pin(self.store.retrying(|| self.change_alone(&job))).await?;
         self.answer(id, done, run)
     }
 
@@ -80,7 +80,7 @@ impl Service {
         let sign = Sign { id, run, success, failures, expected_count: None, priority: None };
         if self.lanes.signs.submit(sign.clone(), |signs| self.sign(signs)).await?
             || self.lanes.bound_signs.submit(sign.clone(), |signs| self.sign_bound(signs)).await?
-            || Box::pin(retrying(|| self.sign_alone(&sign))).await?
+            || Box::pin(self.store.retrying(|| self.sign_alone(&sign))).await?
         {
             return Ok(());
         }
@@ -103,7 +103,7 @@ impl Service {
 
     /// False: it was not written. Its task occupies slots, is in other hands, has ended, is at another run, or is not there.
     async fn sign(&self, signs: Vec<Sign>) -> Vec<store::Result<bool>> {
-        one_fails_alone(&signs, |signs| retrying(move || self.sign_free(signs))).await
+        one_fails_alone(&signs, |signs| self.store.retrying(move || self.sign_free(signs))).await
     }
 
     async fn sign_free(&self, signs: &[Sign]) -> store::Result<Vec<bool>> {
@@ -115,7 +115,7 @@ impl Service {
 
     /// The same where slots may have to know what is left to do.
     async fn sign_bound(&self, signs: Vec<Sign>) -> Vec<store::Result<bool>> {
-        one_fails_alone(&signs, |signs| retrying(move || self.sign_bound_free(signs))).await
+        one_fails_alone(&signs, |signs| self.store.retrying(move || self.sign_bound_free(signs))).await
     }
 
     async fn sign_bound_free(&self, signs: &[Sign]) -> store::Result<Vec<bool>> {
@@ -136,7 +136,7 @@ impl Service {
 
     /// `None`: the task is in other hands, or not there. A lane waits for nobody, or one lock would hold up all.
     async fn change(&self, jobs: Vec<Change>) -> Vec<store::Result<Option<Done>>> {
-        one_fails_alone(&jobs, |jobs| retrying(move || self.change_free(jobs))).await
+        one_fails_alone(&jobs, |jobs| self.store.retrying(move || self.change_free(jobs))).await
     }
 
     async fn change_free(&self, jobs: &[Change]) -> store::Result<Vec<Option<Done>>> {

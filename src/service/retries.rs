@@ -13,7 +13,7 @@ use crate::domain::status::Status;
 use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedTask, WholeTask};
 use crate::store::lists::Page;
 use crate::store::revival::Targets;
-use crate::store::{self, Actor, attempts, history, policies, query, retry_stats, retrying, revival, whole};
+use crate::store::{self, Actor, attempts, history, policies, query, retry_stats, revival, whole};
 
 /// How a retry by hand went inside its transaction.
 enum Done {
@@ -26,7 +26,7 @@ enum Done {
 impl Service {
     /// Executes a task again, now, whatever its retries say; a scheduled retry is dropped.
     pub async fn retry_task(&self, id: Uuid, request: &RetryRequest) -> Result<RetriedTask> {
-        match retrying(|| self.retry_task_once(id, request)).await? {
+        match self.store.retrying(|| self.retry_task_once(id, request)).await? {
             Done::Task(retried) => Ok(*retried),
             Done::Refused(why) => Err(self.refusal(id, why).await?),
             Done::Batch(_) | Done::Missing => Err(no_task(id)),
@@ -38,7 +38,7 @@ impl Service {
         if !query::batch_exists(&self.store, id).await? {
             return Err(no_batch(id));
         }
-        match retrying(|| self.retry_batch_once(id, request)).await? {
+        match self.store.retrying(|| self.retry_batch_once(id, request)).await? {
             Done::Batch(retried) => Ok(retried),
             Done::Refused(why) => Err(self.refusal(id, why).await?),
             Done::Task(_) | Done::Missing => Err(no_batch(id)),

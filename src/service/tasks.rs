@@ -14,7 +14,7 @@ use crate::domain::view::{BasicTask, Timestamp, WholeTask};
 use crate::store::create::{self, Circumstances, New};
 use crate::store::idempotency::{self, Key, Seen};
 use crate::store::lists::{self, Page, TaskFilter};
-use crate::store::{self, Actor, Tx, dead_ends, fairness, lock, matchers, policies, retrying, transitions, whole};
+use crate::store::{self, Actor, Tx, dead_ends, fairness, lock, matchers, policies, transitions, whole};
 
 /// New tasks of several requests that are stored by one transaction at most.
 const TASKS_TOGETHER: usize = 1000;
@@ -68,7 +68,7 @@ impl Service {
         };
         let compares = batch.tasks.iter().any(|task| !task.dedupe_strategy.is_empty());
         let created = if key.is_some() || compares {
-            Box::pin(retrying(|| self.create_alone(&wanted, key))).await?.ok_or(Error::KeyReused)?
+            Box::pin(self.store.retrying(|| self.create_alone(&wanted, key))).await?.ok_or(Error::KeyReused)?
         } else {
             self.lanes.creations.submit(wanted, |jobs| self.create_together(jobs)).await?
         };
@@ -98,7 +98,7 @@ impl Service {
     }
 
     async fn create_together(&self, jobs: Vec<Creation>) -> Vec<store::Result<create::Created>> {
-        one_fails_alone(&jobs, |jobs| retrying(move || self.create_once(jobs))).await
+        one_fails_alone(&jobs, |jobs| self.store.retrying(move || self.create_once(jobs))).await
     }
 
     async fn create_once(&self, jobs: &[Creation]) -> store::Result<Vec<create::Created>> {
@@ -161,20 +161,22 @@ impl Service {
     }
 
     async fn happened(&self, id: Uuid, event: &Event) -> Result<WholeTask> {
-        let done = retrying(|| async {
-            let mut tx = self.begin().await?;
-            let decide = |task: &Task, moment| decide(task, event, moment);
-            let locked = lock::by_ids(&mut tx, &[id]).await?;
-            let locked = dead_ends::widen(&mut tx, locked, decide).await?;
-            let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
-            match decide(task, locked.moment) {
-                Err(_) => return refuse(tx, Done::Refused(Box::new(task.clone()))).await,
-                Ok(None) => {}
-                Ok(Some(transition)) => transitions::apply(&mut tx, &[transition], locked.moment).await?,
-            }
-            finish(tx, id).await
-        })
-        .await?;
+        let done = self
+            .store
+            .retrying(|| async {
+                let mut tx = self.begin().await?;
+                let decide = |task: &Task, moment| decide(task, event, moment);
+                let locked = lock::by_ids(&mut tx, &[id]).await?;
+                let locked = dead_ends::widen(&mut tx, locked, decide).await?;
+                let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
+                match decide(task, locked.moment) {
+                    Err(_) => return refuse(tx, Done::Refused(Box::new(task.clone()))).await,
+                    Ok(None) => {}
+                    Ok(Some(transition)) => transitions::apply(&mut tx, &[transition], locked.moment).await?,
+                }
+                finish(tx, id).await
+            })
+            .await?;
         self.answer(id, done, None)
     }
 }

@@ -6,10 +6,15 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 
 use crate::store;
+
+/// A lane that is at work for longer waits for somebody else, and nobody is to wait with it.
+const LONG: Duration = Duration::from_millis(50);
 
 /// What can be done together.
 pub trait Job: Send {
@@ -26,7 +31,7 @@ type Waiting<J, A> = VecDeque<(J, oneshot::Sender<store::Result<A>>)>;
 #[derive(Debug)]
 pub struct Together<J, A> {
     queue: Mutex<Queue<J, A>>,
-    /// A lane has become free, and somebody waits.
+    /// Somebody waits, and a lane has become free, or is free and wants more of them.
     free: Notify,
     lanes: usize,
     most: usize,
@@ -35,8 +40,8 @@ pub struct Together<J, A> {
 #[derive(Debug)]
 struct Queue<J, A> {
     waiting: Waiting<J, A>,
-    /// Lanes in use, and the jobs in them.
-    busy: usize,
+    /// When the lanes in use began, the first one first, and the jobs in them.
+    busy: VecDeque<Instant>,
     in_work: usize,
     /// How many jobs there have been at a time, lately.
     crowd: usize,
@@ -45,13 +50,16 @@ struct Queue<J, A> {
 /// A lane that is in use until this is dropped, however that comes about.
 struct Lane<'a, J, A> {
     of: &'a Together<J, A>,
+    since: Instant,
     jobs: usize,
 }
 
 impl<J, A> Drop for Lane<'_, J, A> {
     fn drop(&mut self) {
         let mut queue = self.of.queue();
-        queue.busy -= 1;
+        if let Some(place) = queue.busy.iter().position(|since| *since == self.since) {
+            queue.busy.remove(place);
+        }
         queue.in_work -= self.jobs;
         if !queue.waiting.is_empty() {
             self.of.free.notify_one();
@@ -62,17 +70,25 @@ impl<J, A> Drop for Lane<'_, J, A> {
 impl<J, A> Queue<J, A> {
     /// While one lane is at work the next one begins when its share of the crowd is there. Whoever comes first after a
     /// batch was answered would go alone, and those right behind it with the batch after: with 64 clients a transaction
-    /// held 20 reports instead of 32, and a fifth fewer were made.
+    /// held 20 reports instead of 32, and a fifth fewer were made. But not if that one takes long.
     fn may_begin(&self, lanes: usize) -> bool {
-        let company = if self.busy == 0 { 1 } else { self.crowd.div_ceil(lanes).max(1) };
-        self.busy < lanes && self.waiting.len() >= company
+        let company = match self.busy.front() {
+            Some(first) if first.elapsed() < LONG => self.crowd.div_ceil(lanes).max(1),
+            _ => 1,
+        };
+        self.busy.len() < lanes && self.waiting.len() >= company
+    }
+
+    /// A lane is free for those who wait, as soon as they are more, or have waited for long.
+    fn wants_company(&self, lanes: usize) -> bool {
+        self.busy.len() < lanes && !self.waiting.is_empty()
     }
 }
 
 impl<J: Job, A> Together<J, A> {
     /// `most` jobs go into one batch.
     pub fn new(lanes: usize, most: usize) -> Together<J, A> {
-        let queue = Queue { waiting: VecDeque::new(), busy: 0, in_work: 0, crowd: 0 };
+        let queue = Queue { waiting: VecDeque::new(), busy: VecDeque::new(), in_work: 0, crowd: 0 };
         Together { queue: Mutex::new(queue), free: Notify::new(), lanes, most }
     }
 
@@ -82,7 +98,12 @@ impl<J: Job, A> Together<J, A> {
         Fut: Future<Output = Vec<store::Result<A>>>,
     {
         let (tell, mut told) = oneshot::channel();
-        self.queue().waiting.push_back((job, tell));
+        // Of those who wait while a lane is free one looks at the clock.
+        let mut looks = {
+            let mut queue = self.queue();
+            queue.waiting.push_back((job, tell));
+            queue.waiting.len() == 1
+        };
         loop {
             if let Some((lane, jobs)) = self.take() {
                 let (jobs, tell): (Vec<J>, Vec<_>) = jobs.into_iter().unzip();
@@ -101,11 +122,13 @@ impl<J: Job, A> Together<J, A> {
                 }
                 drop(lane);
             }
+            let watch = looks && self.queue().wants_company(self.lanes);
             tokio::select! {
                 biased;
                 // Whoever was to do it may have broken down.
                 answer = &mut told => return answer.unwrap_or_else(|_| Err(store::Error::broken_off())),
-                () = self.free.notified() => {}
+                () = self.free.notified() => looks = true,
+                () = tokio::time::sleep(LONG), if watch => {}
             }
         }
     }
@@ -133,12 +156,13 @@ impl<J: Job, A> Together<J, A> {
         }
         left.append(&mut queue.waiting);
         queue.waiting = left;
-        queue.busy += 1;
+        let since = Instant::now();
+        queue.busy.push_back(since);
         queue.in_work += jobs.len();
-        if queue.may_begin(self.lanes) {
+        if queue.wants_company(self.lanes) {
             self.free.notify_one();
         }
-        Some((Lane { of: self, jobs: jobs.len() }, jobs.into_iter().zip(tell).collect()))
+        Some((Lane { of: self, since, jobs: jobs.len() }, jobs.into_iter().zip(tell).collect()))
     }
 }
 
@@ -247,6 +271,24 @@ mod tests {
         });
         assert!(join_all(all).await.iter().all(|answer| answer.as_ref().is_err_and(store::Error::is_unavailable)));
         assert_eq!(tried.into_inner(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lane_that_does_not_end_keeps_nobody_from_the_other() {
+        let together = Arc::new(Together::new(2, 200));
+        let crowd = (0..64).map(|n| together.submit(Number(n * 2), double));
+        assert_eq!(join_all(crowd).await.len(), 64);
+        let stuck = Arc::clone(&together);
+        let stuck =
+            tokio::spawn(async move { stuck.submit(Number(1000), async |_| std::future::pending().await).await });
+        tokio::task::yield_now().await;
+        assert_eq!(together.queue().busy.len(), 1);
+        for _ in 0..3 {
+            let few = join_all((0..10).map(|n| together.submit(Number(n * 2), double)));
+            let done = tokio::time::timeout(Duration::from_secs(1), few).await.expect("a lane is free");
+            assert_eq!(numbers(done), (0..10).map(|n| n * 4).collect::<Vec<_>>());
+        }
+        stuck.abort();
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

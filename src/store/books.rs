@@ -238,7 +238,7 @@ async fn count_totals(tx: &mut Tx) -> Result<(Vec<i64>, Vec<i64>)> {
 /// Mends what `examine` has found, each in a transaction of its own.
 pub async fn mend(store: &Store, found: &[Difference]) -> Result<()> {
     for difference in found {
-        super::retrying(|| mend_one(store, &difference.entry)).await?;
+        store.retrying(|| mend_one(store, &difference.entry)).await?;
     }
     Ok(())
 }

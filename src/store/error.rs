@@ -1,5 +1,8 @@
 //! What can go wrong with the database, sorted by what a caller can do about it.
 
+use std::io;
+use std::time::Duration;
+
 /// A failed statement or transaction.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -45,6 +48,12 @@ impl Error {
     /// Whoever was at it is gone.
     pub fn broken_off() -> Error {
         Error::Unavailable(sqlx::Error::WorkerCrashed)
+    }
+
+    /// Nothing was heard of the database for so long.
+    pub fn too_late(limit: Duration) -> Error {
+        let what = format!("no end after {} s", limit.as_secs_f64());
+        Error::Unavailable(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, what)))
     }
 
     pub fn corrupt(what: impl std::fmt::Display) -> Error {

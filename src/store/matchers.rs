@@ -103,7 +103,7 @@ pub async fn register<'a>(store: &Store, rules: impl IntoIterator<Item = &'a Rul
     if new.is_empty() {
         return Ok(());
     }
-    super::retrying(|| register_once(store, &new)).await
+    store.retrying(|| register_once(store, &new)).await
 }
 
 async fn register_once(store: &Store, wanted: &BTreeSet<&Matcher>) -> Result<()> {

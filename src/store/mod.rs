@@ -37,8 +37,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgConnection, PgPool};
 use uuid::Uuid;
 
 use crate::clock::Clock;
@@ -48,6 +48,11 @@ use crate::wake::Wake;
 pub use error::{Error, Result};
 pub use tx::{Actor, Tx};
 
+/// What an idle connection may take to show that it is still one.
+const PING: Duration = Duration::from_secs(1);
+/// What a transaction may take, unless it is said otherwise.
+const LIMIT: Duration = Duration::from_secs(30);
+
 /// A pool of connections and what every statement needs to know of its instance.
 #[derive(Clone, Debug)]
 pub struct Store(Arc<Inner>);
@@ -55,6 +60,7 @@ pub struct Store(Arc<Inner>);
 #[derive(Clone, Debug)]
 pub struct Inner {
     pool: PgPool,
+    limit: Duration,
     clock: Clock,
     wake: Wake,
     instance: Uuid,
@@ -93,9 +99,13 @@ impl Store {
         let pool = PgPoolOptions::new()
             .max_connections(max_connections)
             .acquire_timeout(Duration::from_secs(5))
+            // The pool's own test waits for an answer for as long as whoever wants the connection.
+            .test_before_acquire(false)
+            .before_acquire(|connection, _| Box::pin(async { Ok(answers(connection).await) }))
             .connect_lazy_with(options);
         Ok(Store(Arc::new(Inner {
             pool,
+            limit: LIMIT,
             clock,
             wake: Wake::default(),
             instance: Uuid::now_v7(),
@@ -115,6 +125,12 @@ impl Store {
         Store(Arc::new(Inner { pool, ..Inner::clone(self) }))
     }
 
+    /// The same with another limit for what a transaction may take.
+    #[must_use]
+    pub fn with_limit(&self, limit: Duration) -> Store {
+        Store(Arc::new(Inner { limit, ..Inner::clone(self) }))
+    }
+
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
@@ -126,6 +142,38 @@ impl Store {
     /// The id of this process among those that share the database.
     pub fn instance(&self) -> Uuid {
         self.instance
+    }
+
+    /// Does what has no end of its own. A connection can fall silent without being closed: its server lost power, or
+    /// somebody in between forgot it. Whatever takes longer than the limit has lost its database, and is broken off so that
+    /// those behind it can go on with another connection.
+    pub async fn in_time<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match tokio::time::timeout(self.limit, work).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::too_late(self.limit)),
+        }
+    }
+
+    /// Runs `once`, in time, and again when PostgreSQL had to break it off in favour of another transaction: a client
+    /// never hears of a deadlock.
+    pub async fn retrying<T, F, Fut>(&self, mut once: F) -> Result<T>
+    where
+        F: FnMut() -> Fut,
+        Fut: Future<Output = Result<T>>,
+    {
+        let mut tries = 0u32;
+        loop {
+            // On the heap, or whoever waits would carry it twice.
+            match self.in_time(Box::pin(once())).await {
+                Err(error) if error.is_transient() && tries < 10 => {
+                    tries += 1;
+                    tracing::debug!(tries, %error, "transaction repeated");
+                    let most = 5u64 << tries.min(6);
+                    tokio::time::sleep(Duration::from_millis(rand::random_range(0..most))).await;
+                }
+                result => return result,
+            }
+        }
     }
 
     pub async fn ping(&self) -> Result<()> {
@@ -143,23 +191,6 @@ impl Store {
     }
 }
 
-/// Runs `once` again when PostgreSQL had to break it off in favour of another transaction:
-/// a client never hears of a deadlock.
-pub async fn retrying<T, F, Fut>(mut once: F) -> Result<T>
-where
-    F: FnMut() -> Fut,
-    Fut: Future<Output = Result<T>>,
-{
-    let mut tries = 0u32;
-    loop {
-        match once().await {
-            Err(error) if error.is_transient() && tries < 10 => {
-                tries += 1;
-                tracing::debug!(tries, %error, "transaction repeated");
-                let most = 5u64 << tries.min(6);
-                tokio::time::sleep(Duration::from_millis(rand::random_range(0..most))).await;
-            }
-            result => return result,
-        }
-    }
+async fn answers(connection: &mut PgConnection) -> bool {
+    matches!(tokio::time::timeout(PING, connection.ping()).await, Ok(Ok(())))
 }

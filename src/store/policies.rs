@@ -17,21 +17,30 @@ pub type ByKind = Arc<HashMap<String, Policy>>;
 
 /// The copy.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Cache(Arc<Mutex<Option<(Instant, ByKind)>>>);
+pub(super) struct Cache(Arc<Mutex<Option<LastRead>>>);
+
+/// When it was made or could not be, and why.
+type LastRead = (Instant, Result<ByKind>);
 
 /// All defaults, for creating tasks.
 pub async fn by_kind(store: &Store) -> Result<ByKind> {
-    // Whoever comes while they are being read waits for that instead of reading them too.
+    // Whoever comes while they are being read waits for that instead of reading them too, and gets what comes of it.
+    let asked_at = Instant::now();
     let mut cache = store.policies.0.lock().await;
-    if let Some((read_at, policies)) = &*cache
-        && read_at.elapsed() < FRESH
-    {
-        return Ok(Arc::clone(policies));
+    match &*cache {
+        Some((read_at, Ok(policies))) if read_at.elapsed() < FRESH => return Ok(Arc::clone(policies)),
+        Some((failed_at, Err(error))) if *failed_at > asked_at => return Err(error.copy()),
+        _ => {}
     }
+    let read = store.in_time(read(store)).await;
+    let answer = read.as_ref().map(Arc::clone).map_err(Error::copy);
+    *cache = Some((Instant::now(), read));
+    answer
+}
+
+async fn read(store: &Store) -> Result<ByKind> {
     fairness::look(store).await?;
-    let policies: ByKind = Arc::new(list(store).await?.into_iter().map(|one| (one.kind, one.retry)).collect());
-    *cache = Some((Instant::now(), Arc::clone(&policies)));
-    Ok(policies)
+    Ok(Arc::new(list(store).await?.into_iter().map(|one| (one.kind, one.retry)).collect()))
 }
 
 pub async fn list(store: &Store) -> Result<Vec<KindPolicy>> {

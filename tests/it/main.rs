@@ -28,6 +28,7 @@ mod retention;
 mod retry;
 mod rules;
 mod setup;
+mod silence;
 mod start;
 mod sums;
 mod support;

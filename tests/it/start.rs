@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use crate::support::{Client, Database, Fixture, Receiver, Reply, eventually};
+use crate::support::{Client, Database, Fixture, PATIENCE, Receiver, Reply, eventually};
 
 fn task(receiver: &Receiver) -> Value {
     json!([{"name": "n", "kind": "k", "on_start": receiver.action("/start")}])
@@ -339,5 +339,43 @@ async fn a_start_does_not_wait_for_a_task_that_somebody_has_locked() {
     // It has not been forgotten.
     f.write_answers().await;
     assert_eq!(f.api.status(&ids[0]).await, "Running");
+    f.db.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn the_answers_of_two_runs_are_told_apart() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let open = Arc::new(Semaphore::new(0));
+    let gate = Arc::clone(&open);
+    // The first run is answered right after the second one.
+    receiver.answer_with(move |call| {
+        let gate = Arc::clone(&gate);
+        async move {
+            if call.key().ends_with(":0") {
+                gate.acquire().await.unwrap().forget();
+            } else {
+                gate.add_permits(1);
+            }
+            Reply::status(500)
+        }
+    });
+    let policy = json!({"max_retries": 5, "strategy": "immediate", "jitter_ms": 0});
+    let task = json!([{"name": "n", "kind": "k", "on_start": receiver.action("/start"), "retry": policy}]);
+    let ids = f.api.create(&task).await;
+    f.claim().await;
+    eventually("the first call", async || (receiver.keys().len() == 1).then_some(())).await;
+    let report = json!({"status": "Failure", "failure_reason": "x"});
+    assert_eq!(f.api.patch(&format!("/task/{}?run=0", ids[0]), &report).await.body["status"], "RetryPending");
+    f.advance(1);
+    f.release().await;
+    f.claim().await;
+    eventually("the second call", async || (receiver.keys().len() == 2).then_some(())).await;
+    // Until both are answered.
+    f.keeper().drain(PATIENCE).await;
+    f.write_answers().await;
+    assert_eq!(f.api.status(&ids[0]).await, "RetryPending");
+    let attempts = f.api.get(&format!("/task/{}/attempts", ids[0])).await.body;
+    assert_eq!((&attempts[1]["run"], &attempts[1]["http_status"]), (&json!(1), &json!(500)), "{attempts}");
     f.db.assert_books_balance().await;
 }

@@ -5,6 +5,7 @@ pub mod database;
 pub mod fixture;
 pub mod instance;
 pub mod load;
+pub mod proxy;
 pub mod receiver;
 pub mod server;
 
@@ -17,6 +18,7 @@ pub use database::Database;
 pub use fixture::Fixture;
 pub use instance::Instance;
 pub use load::Load;
+pub use proxy::Proxy;
 pub use receiver::{Receiver, Reply};
 pub use server::Server;
 

@@ -1,0 +1,145 @@
+//! Connections to the database that fall silent without being closed: its server lost power, a firewall forgot them. Nobody
+//! may wait for them for ever, least of all those who are behind somebody else in a lane.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use reprise::clock::Clock;
+use reprise::domain::retry::Limits;
+use reprise::store::{Store, policies};
+use serde_json::{Value, json};
+
+use crate::support::{Client, Database, Instance, Proxy, Receiver, eventually};
+
+struct Silence {
+    db: Database,
+    proxy: Proxy,
+    instance: Instance,
+    receiver: Receiver,
+}
+
+impl Silence {
+    async fn new() -> Silence {
+        let db = Database::new().await;
+        let proxy = Proxy::start(&db).await;
+        let instance =
+            Instance::start(&proxy.url, &[("DATABASE_TIMEOUT_SECS", "1"), ("WORKER_CLAIM_TIMEOUT_SECS", "3")]);
+        Silence { db, proxy, instance, receiver: Receiver::start().await }
+    }
+
+    async fn count(&self, status: &str) -> i64 {
+        self.db.number(&format!("select count(*) from task where status = '{status}'")).await
+    }
+
+    async fn running(&self, count: u32) -> Vec<String> {
+        let tasks: Vec<Value> = (0..count).map(|_| json!({"name": "n", "kind": "k", "timeout": 3600})).collect();
+        let ids = self.instance.api.create(&json!(tasks)).await;
+        eventually("them to run", async || (self.count("running").await == i64::from(count)).then_some(())).await;
+        ids
+    }
+
+    /// One request meets the silence, another one comes behind it. Both are answered, and the next one is done.
+    async fn two_requests(&self, trap: &'static str, send: impl AsyncFn(&Client) -> u16) {
+        self.proxy.trap(trap);
+        let (first, second) = tokio::join!(send(&self.instance.api), async {
+            self.proxy.trapped().await;
+            send(&self.instance.api).await
+        });
+        assert_eq!(first, 503);
+        assert!([200, 201, 202, 503].contains(&second), "{second}");
+        let next = send(&self.instance.api).await;
+        assert!([200, 201, 202].contains(&next), "{next}");
+        self.db.assert_books_balance().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn signs_of_life_go_on() {
+    let silence = Silence::new().await;
+    let ids = silence.running(2).await;
+    let path = format!("/task/{}", ids[0]);
+    silence.two_requests("sums as materialized", async |api| api.put(&path, &json!({})).await.status.as_u16()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn changes_go_on() {
+    let silence = Silence::new().await;
+    let ids = silence.running(2).await;
+    let path = format!("/task/{}", ids[0]);
+    let change = async |api: &Client| api.patch(&path, &json!({"new_success": 1})).await.status.as_u16();
+    silence.two_requests("for update of t skip locked", change).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tasks_are_created() {
+    for trap in ["insert into task_spec", "from retry_policy order by kind"] {
+        let silence = Silence::new().await;
+        let create = async |api: &Client| api.post("/task", &json!([{"name": "n", "kind": "k"}])).await.status.as_u16();
+        silence.two_requests(trap, create).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tasks_are_shown() {
+    let silence = Silence::new().await;
+    let ids = silence.running(1).await;
+    let path = format!("/task/{}", ids[0]);
+    silence.two_requests("s.metadata", async |api| api.get(&path).await.status.as_u16()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn answers_to_on_start_are_written() {
+    let silence = Silence::new().await;
+    silence.proxy.trap("select u.* from unnest($1::uuid[], $2::int[], $3::text[]::task_status[])");
+    let task = json!([{"name": "n", "kind": "k", "on_start": silence.receiver.action("/start"),
+        "on_success": [silence.receiver.action("/done")]}]);
+    let mut ids = silence.instance.api.create(&task).await;
+    silence.proxy.trapped().await;
+    for _ in 0..4 {
+        ids.extend(silence.instance.api.create(&task).await);
+    }
+    eventually("all to run", async || (silence.count("running").await == 5).then_some(())).await;
+    assert_eq!(silence.receiver.at("/start").len(), 5, "each called once");
+
+    // And what came of notifications.
+    silence.proxy.trap("update outbox o set status");
+    for id in &ids {
+        assert_eq!(silence.instance.api.succeed(id).await.status, 200);
+    }
+    silence.proxy.trapped().await;
+    let sent = "select count(*) from outbox where status = 'success'";
+    eventually("all to be marked", async || (silence.db.number(sent).await == 5).then_some(())).await;
+    silence.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_failover_without_a_word() {
+    let silence = Silence::new().await;
+    let ids = silence.running(3).await;
+    let api = &silence.instance.api;
+    // So that there are connections to forget.
+    let paths: Vec<String> = ids.iter().map(|id| format!("/task/{id}")).collect();
+    let nothing = json!({});
+    join_all(paths.iter().flat_map(|path| [api.put(path, &nothing), api.put(path, &nothing)])).await;
+    silence.proxy.forget_all();
+    let task = json!([{"name": "n", "kind": "k", "on_start": silence.receiver.action("/late")}]);
+    eventually("a sign of life", async || (api.put(&paths[0], &nothing).await.status == 202).then_some(())).await;
+    eventually("a report", async || (api.succeed(&ids[1]).await.status == 200).then_some(())).await;
+    eventually("a new task", async || (api.post("/task", &task).await.status == 201).then_some(())).await;
+    eventually("its start", async || (!silence.receiver.at("/late").is_empty()).then_some(())).await;
+    eventually("it to run", async || (silence.count("running").await >= 3).then_some(())).await;
+    silence.db.assert_books_balance().await;
+}
+
+/// In the time of the test: nobody waits in turn for a database that is not there.
+#[tokio::test]
+async fn where_there_is_no_database_all_who_want_policies_know_it_at_once() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let store = Store::new(&format!("postgres://u@{free}/d"), 4, Clock::Database, Limits::default()).unwrap();
+    tokio::time::pause();
+    let started = tokio::time::Instant::now();
+    for answer in join_all((0..20).map(|_| policies::by_kind(&store))).await {
+        assert!(answer.unwrap_err().is_unavailable());
+    }
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+}
