@@ -41,7 +41,7 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
         return say(&http::document());
     }
     if let Command::Bench(args) = &command {
-        return bench::run(args, &config, shutdown).await;
+        return Box::pin(bench::run(args, &config, shutdown)).await;
     }
     for warning in config.warnings() {
         tracing::warn!("{warning}");

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::access::{Access, Keys};
 use crate::bench::BenchArgs;
@@ -374,16 +374,20 @@ fn one_line(error: &clap::Error) -> String {
         _ => None,
     };
     if let (Some(flag), Some(value)) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue)) {
-        let name = flag.trim_start_matches('-').split([' ', '=']).next().unwrap_or_default();
-        let name = name.replace('-', "_").to_uppercase();
+        let flag = flag.split([' ', '=']).next().unwrap_or_default();
+        let name = flag.trim_start_matches('-').replace('-', "_").to_uppercase();
+        let is_variable = Cli::command().get_arguments().any(|arg| arg.get_env().is_some_and(|env| *env == *name));
+        let what = if is_variable { format!("{name}={value}") } else { format!("{flag} {value}") };
         let allowed = std::error::Error::source(error).map_or_else(|| "is not allowed".to_owned(), ToString::to_string);
-        return format!("{name}={value}: {allowed}");
+        return format!("{what}: {allowed}");
     }
+    // What is missing has a line of its own; behind an empty one is how to call it.
     let text = error.to_string();
-    text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    let lines: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    lines.join(" ").trim_start_matches("error: ").to_owned()
 }
 
-fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+pub fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
 where
     T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
 {
@@ -393,7 +397,7 @@ where
     }
 }
 
-fn parsed<T: FromStr + Clone + Send + Sync + 'static>(
+pub fn parsed<T: FromStr + Clone + Send + Sync + 'static>(
     what: &'static str,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
     move |text| text.parse::<T>().map_err(|_| format!("must be {what}"))

@@ -6,6 +6,19 @@ fn parse_args(args: &[&str]) -> Result<Cli, String> {
 }
 
 #[test]
+fn a_bad_argument_is_one_line_too() {
+    let cases = [
+        (&["bench", "--sink", "here"][..], "--sink here: must be an IP address with a port, such as 127.0.0.1:0"),
+        (&["bench", "--filled", "many"], "--filled many: must be a whole number from 0 to 1000000000"),
+        (&["bench", "--key", "x"], "the following required arguments were not provided: --url <URL>"),
+        (&["bench", "--fast"], "unexpected argument '--fast' found"),
+    ];
+    for (args, line) in cases {
+        assert_eq!(parse_args(args).unwrap_err(), line);
+    }
+}
+
+#[test]
 fn a_bad_value_is_one_line_that_says_what_is_allowed() {
     let cases = [
         (["--port", "http"], "PORT=http: must be a whole number from 0 to 65535"),

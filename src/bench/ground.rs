@@ -20,7 +20,9 @@ const CLIENTS: u32 = 64;
 pub struct Ground {
     kind: Kind,
     settings: Vec<(&'static str, String)>,
-    made: AtomicU32,
+    numbered: AtomicU32,
+    /// The batches that were created, for a service that goes on afterwards.
+    made: Arc<Mutex<Vec<Uuid>>>,
     /// Databases that are still there.
     left: Mutex<Vec<String>>,
 }
@@ -43,7 +45,7 @@ pub struct Stage {
     pub peer: Peer,
     pub database: Option<Database>,
     pub postgres: Option<i32>,
-    /// The batches that were created, for a service that goes on afterwards.
+    /// The batches that were created.
     pub made: Arc<Mutex<Vec<Uuid>>>,
     own: Option<(Service, String)>,
 }
@@ -61,7 +63,7 @@ impl Ground {
         let authority = authority(url)?;
         let database = config.database_url().map(Database::new);
         let kind = Kind::Given { peer: Peer::new(&authority, key), database };
-        Ok(Ground { kind, settings: Vec::new(), made: AtomicU32::default(), left: Mutex::default() })
+        Ok(Ground::new(kind, Vec::new()))
     }
 
     pub async fn own(config: &Config) -> Result<Ground, String> {
@@ -71,7 +73,11 @@ impl Ground {
         };
         let url = config.database_url().or(embedded.as_ref().map(|private| private.embedded.url())).unwrap_or_default();
         let kind = Kind::Own { server: Database::new(url), embedded };
-        Ok(Ground { kind, settings: settings(config), made: AtomicU32::default(), left: Mutex::default() })
+        Ok(Ground::new(kind, settings(config)))
+    }
+
+    fn new(kind: Kind, settings: Vec<(&'static str, String)>) -> Ground {
+        Ground { kind, settings, numbered: AtomicU32::default(), made: Arc::default(), left: Mutex::default() }
     }
 
     pub fn is_own(&self) -> bool {
@@ -97,10 +103,10 @@ impl Ground {
                     None => None,
                 };
                 let (peer, database) = (peer.clone(), database.clone());
-                return Ok(Stage { peer, database, postgres, made: Arc::default(), own: None });
+                return Ok(Stage { peer, database, postgres, made: Arc::clone(&self.made), own: None });
             }
         };
-        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        let number = self.numbered.fetch_add(1, Ordering::Relaxed);
         let name = format!("reprise_bench_{}_{number}", std::process::id());
         server.execute(&format!("create database {name}")).await?;
         self.left().push(name.clone());
@@ -108,7 +114,8 @@ impl Ground {
         let service = Service::start(&database.url, &self.settings).await?;
         let postgres = database.process().await?;
         let peer = Peer::new(&service.authority, None);
-        Ok(Stage { peer, database: Some(database), postgres, made: Arc::default(), own: Some((service, name)) })
+        let made = Arc::clone(&self.made);
+        Ok(Stage { peer, database: Some(database), postgres, made, own: Some((service, name)) })
     }
 
     /// Takes down what [`Ground::stage`] has put up.
@@ -195,7 +202,7 @@ fn remove(dir: &Path, parent: Option<&Path>) {
 }
 
 fn authority(url: &str) -> Result<String, String> {
-    let wrong = || format!("URL={url}: must be http://host or http://host:port");
+    let wrong = || format!("--url {url}: must be http://host or http://host:port");
     let parsed = url::Url::parse(url).map_err(|_| wrong())?;
     let plain = parsed.scheme() == "http" && parsed.path() == "/" && parsed.query().is_none();
     let host = parsed.host_str().filter(|_| plain).ok_or_else(wrong)?;
@@ -226,7 +233,7 @@ mod tests {
         assert_eq!(authority("http://127.0.0.1:8085").unwrap(), "127.0.0.1:8085");
         assert_eq!(authority("http://reprise/").unwrap(), "reprise:80");
         for url in ["https://reprise", "reprise:8085", "http://reprise/api", ""] {
-            assert_eq!(authority(url).unwrap_err(), format!("URL={url}: must be http://host or http://host:port"));
+            assert_eq!(authority(url).unwrap_err(), format!("--url {url}: must be http://host or http://host:port"));
         }
     }
 }

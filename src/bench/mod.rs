@@ -16,11 +16,12 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use chrono::{SecondsFormat, Utc};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
+use crate::config::{Config, parsed, whole};
 use crate::output::say;
 use ground::Ground;
 use report::Outcome;
@@ -39,13 +40,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "KEY", requires = "url")]
     key: Option<String>,
     /// Where this program listens for the service's calls
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0", value_parser = parsed::<SocketAddr>("an IP address with a port, such as 127.0.0.1:0"))]
     sink: SocketAddr,
     /// Smaller sizes: all of it in a minute or two
     #[arg(long)]
     quick: bool,
     /// Finished tasks in the table for the workloads that want it filled [default: 5000000, or 200000 with --quick]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole(0..=1_000_000_000usize))]
     filled: Option<usize>,
     /// Write everything as JSON; `-` for standard output, instead of the table
     #[arg(long, value_name = "FILE")]
@@ -76,20 +77,29 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
         Some(url) => Ground::given(url, args.key.as_deref(), config)?,
         None => Ground::own(config).await?,
     };
-    let measured = tokio::select! {
-        measured = measure(args, &ground) => measured,
-        () = shutdown.cancelled() => Err("interrupted".into()),
-    };
+    let run = json!({
+        "at": Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true),
+        "quick": args.quick,
+        "filled": args.filled,
+        "url": args.url,
+    });
+    let measured = measure(args, &ground, &shutdown).await;
     ground.close().await;
-    let (facts, outcomes) = measured?;
-    let document = report::document(&facts, &outcomes);
+    let (machine, outcomes) = measured?;
+    let document = report::document(&run, &machine, &outcomes);
+    let note =
+        if args.quick { "The sizes are those of --quick: what is to be reached counts with all of it.\n" } else { "" };
+    let table = report::table(&outcomes) + note;
     match json_file {
         None if args.json.is_some() => say(&format!("{document:#}\n"))?,
-        None => say(&report::table(&outcomes))?,
+        None => say(&table)?,
         Some(path) => {
-            say(&report::table(&outcomes))?;
+            say(&table)?;
             std::fs::write(path, format!("{document:#}\n")).map_err(|error| cannot(path, error))?;
         }
+    }
+    if shutdown.is_cancelled() {
+        return Err("interrupted".into());
     }
     match outcomes.iter().filter(|outcome| outcome.failed.is_some()).count() {
         0 => Ok(()),
@@ -97,13 +107,17 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
     }
 }
 
-async fn measure(args: &BenchArgs, ground: &Ground) -> Result<(Value, Vec<Outcome>), String> {
+async fn measure(
+    args: &BenchArgs,
+    ground: &Ground,
+    shutdown: &CancellationToken,
+) -> Result<(Value, Vec<Outcome>), String> {
     let facts = facts(ground).await?;
     let sink = Sink::start(args.sink).await?;
     let bench = Bench { ground, sink: &sink, quick: args.quick, scale: args.scale, filled: args.filled };
     let usual = || WORKLOADS.into_iter().filter(|workload| workload.is_usual()).collect();
     let wanted = if args.workloads.is_empty() { usual() } else { args.workloads.clone() };
-    Ok((facts, bench.run(&wanted).await))
+    Ok((facts, bench.run(&wanted, shutdown).await))
 }
 
 /// What has to be known to compare numbers.

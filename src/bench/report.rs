@@ -248,8 +248,8 @@ pub fn table(outcomes: &[Outcome]) -> String {
     text
 }
 
-pub fn document(facts: &Value, outcomes: &[Outcome]) -> Value {
-    json!({"machine": facts, "workloads": outcomes.iter().map(Outcome::json).collect::<Vec<_>>()})
+pub fn document(run: &Value, machine: &Value, outcomes: &[Outcome]) -> Value {
+    json!({"run": run, "machine": machine, "workloads": outcomes.iter().map(Outcome::json).collect::<Vec<_>>()})
 }
 
 #[allow(clippy::cast_precision_loss, reason = "it is rounded anyway")]

@@ -1,10 +1,13 @@
 //! `reprise bench`: that it measures what it says, not how fast it is.
 
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
-use serde_json::Value;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 
 use crate::support::instance::command;
+use crate::support::{Database, Instance, eventually};
 
 #[test]
 fn everything_is_measured_and_nothing_is_left_behind() {
@@ -28,6 +31,7 @@ fn everything_is_measured_and_nothing_is_left_behind() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&document["run"]["quick"], &document["run"]["url"]), (&true.into(), &Value::Null));
     let machine = &document["machine"];
     assert!(machine["cores"].as_u64().unwrap() > 0);
     assert_eq!(
@@ -75,4 +79,40 @@ fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(!output.status.success() && said.contains("--json no/such/place.json: "), "{said}");
     assert!(!dir.exists());
+}
+
+fn bench(instance: &Instance, args: &[&str]) -> Command {
+    let mut command = command(&[]);
+    command.args(["bench", "--quick", "--url", instance.api.base()]).args(args);
+    command
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_cannot_call_back_is_not_waited_for() {
+    let db = Database::new().await;
+    let instance = Instance::start(&db.url, &[("WEBHOOK_ALLOW", "")]);
+    let output = bench(&instance, &["latency", "http", "--scale", "0.02"]).output().unwrap();
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success());
+    assert!(table.contains("latency") && table.contains("--sink") && table.contains("WEBHOOK_ALLOW"), "{table}");
+    assert!(table.contains("requests/s"), "the others are measured: {table}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_interrupted_leaves_nothing_alive_and_tells_what_was_measured() {
+    let db = Database::new().await;
+    let instance = Instance::start(&db.url, &[]);
+    let other = instance.api.create(&json!([{"name": "other", "kind": "bench", "timeout": 3600}])).await;
+    let mut endless = bench(&instance, &["memory", "create-1", "--scale", "1000"]);
+    let running = endless.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("tasks", async || (db.number("select count(*) from task").await > 100).then_some(())).await;
+    kill_process(Pid::from_raw(running.id().cast_signed()).unwrap(), Signal::INT).unwrap();
+    let output = running.wait_with_output().unwrap();
+    let (table, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success() && said.ends_with("reprise: interrupted\n"), "{said}");
+    assert!(table.contains("memory ") && table.contains("failed: interrupted"), "{table}");
+    // Each client may have had one under way.
+    let alive = "select count(*) from task where ended_at is null";
+    assert!(db.number(alive).await <= 65, "{}", db.number(alive).await);
+    assert_ne!(instance.api.status(&other[0]).await, "Canceled");
 }

@@ -58,7 +58,10 @@ async fn ask(peer: &Peer, path: &str, rounds: usize, progress: &Progress) -> Res
 async fn paths(stage: &Stage) -> Result<Vec<String>, String> {
     let peer = &stage.peer;
     let small = br#"[{"id":"a","name":"bench","kind":"small","timeout":86400},{"name":"bench","kind":"small","dependencies":[{"id":"a"}]}]"#;
-    let (_, created) = load::once(peer, "POST", "/task", small).await?;
+    let (status, created) = load::once(peer, "POST", "/task", small).await?;
+    if status != 201 {
+        return Err(format!("POST /task: {status} {}", String::from_utf8_lossy(&created)));
+    }
     let created: Value = serde_json::from_slice(&created).map_err(|error| format!("POST /task: {error}"))?;
     let (task, batch) = (text(&created[0]["id"])?, text(&created[0]["batch_id"])?);
     locked(&stage.made).extend(Uuid::try_parse(&batch));

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::ground::{Ground, Stage, Usage};
@@ -125,6 +126,12 @@ impl Workload {
         matches!(self, Workload::Retry | Workload::E2eFilled | Workload::E2eBlocked)
     }
 
+    /// Whether it needs the calls of the service.
+    fn is_called(self) -> bool {
+        use Workload::{Chain, E2e5k, E2e50k, E2eBlocked, E2eFilled, Latency, Soak};
+        matches!(self, Latency | Chain | E2e5k | E2e50k | E2eFilled | E2eBlocked | Soak)
+    }
+
     /// Whether it is run when nobody says what is to be.
     pub fn is_usual(self) -> bool {
         self != Workload::Soak
@@ -149,20 +156,39 @@ pub struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    pub async fn run(&self, wanted: &[Workload]) -> Vec<Outcome> {
+    /// All of them, or those before the shutdown.
+    pub async fn run(&self, wanted: &[Workload], shutdown: &CancellationToken) -> Vec<Outcome> {
         let (mut outcomes, mut filled): (Vec<Outcome>, _) = (Vec::new(), None);
         for workload in wanted {
-            let outcome = match workload {
-                Workload::Memory => self.memory(&outcomes).await,
-                workload => self.one(*workload, &mut filled).await,
+            let measuring = async {
+                match workload {
+                    Workload::Memory => self.memory(&outcomes).await,
+                    workload => self.one(*workload, &mut filled).await,
+                }
             };
+            let outcome = shutdown.run_until_cancelled(measuring).await.unwrap_or_else(|| Err("interrupted".into()));
             outcomes.push(outcome.unwrap_or_else(|error| Outcome::failed(workload.name(), error)));
+            if shutdown.is_cancelled() {
+                self.clean_up().await;
+                return outcomes;
+            }
         }
         if let Some(stage) = filled {
             // What is left of it goes with the ground.
             let _ = self.ground.strike(stage).await;
         }
         outcomes
+    }
+
+    /// After a workload that was broken off. Services of our own go with the ground.
+    async fn clean_up(&self) {
+        if self.ground.is_own() {
+            return;
+        }
+        let cleaned = async { cancel(&self.ground.stage().await?).await };
+        if let Err(error) = cleaned.await {
+            tracing::warn!(%error, "not all tasks of the benchmark were canceled");
+        }
     }
 
     /// Known already if that workload has been run.
@@ -193,7 +219,13 @@ impl Bench<'_> {
             *filled = Some(self.filled_stage().await?);
         }
         let stage = self.ground.stage().await?;
-        let outcome = self.perform(workload, &stage, filled.as_ref().unwrap_or(&stage)).await;
+        let outcome = async {
+            if workload.is_called() {
+                self.reached(&stage).await?;
+            }
+            self.perform(workload, &stage, filled.as_ref().unwrap_or(&stage)).await
+        };
+        let outcome = outcome.await;
         let memory = stage.memory();
         if !is_own {
             cancel(&stage).await?;
@@ -201,6 +233,22 @@ impl Bench<'_> {
         self.ground.strike(stage).await?;
         let outcome = outcome?;
         Ok(Outcome { workload: workload.name(), memory: outcome.memory.or(memory), ..outcome })
+    }
+
+    /// A service that cannot call this program would be waited for in vain.
+    async fn reached(&self, stage: &Stage) -> Result<(), String> {
+        let (status, body) = load::once(&stage.peer, "POST", "/task", tasks(1, &calling(self.sink)).as_bytes()).await?;
+        let (Some(id), 201) = (wire::first_uuid(&body, "id"), status) else {
+            return Err(format!("POST /task: {status} {}", String::from_utf8_lossy(&body)));
+        };
+        locked(&stage.made).extend(wire::first_uuid(&body, "batch_id"));
+        tokio::select! {
+            worked = self.sink.next() => worked.map(drop),
+            why = failure(&stage.peer, id) => {
+                let url = &self.sink.url;
+                Err(format!("the service cannot call {url}, see --sink and WEBHOOK_ALLOW: {}", why?))
+            }
+        }
     }
 
     async fn filled_stage(&self) -> Result<Stage, String> {
@@ -409,6 +457,20 @@ async fn settled(peer: &Peer, batches: &[Uuid], status: &str, count: usize) -> R
             return Err(format!("{found} of {count} tasks are {status} after {} s", PATIENCE.as_secs()));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until a task has failed; why.
+async fn failure(peer: &Peer, id: Uuid) -> Result<String, String> {
+    let path = format!("/task/{id}");
+    loop {
+        let (status, body) = load::once(peer, "GET", &path, b"").await?;
+        let task: Value = serde_json::from_slice(&body).unwrap_or_default();
+        match task["status"].as_str() {
+            Some("Failure") => return Ok(task["failure_reason"].as_str().unwrap_or("it does not say why").to_owned()),
+            Some(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            None => return Err(format!("GET {path}: {status} {}", String::from_utf8_lossy(&body))),
+        }
     }
 }
 
