@@ -16,7 +16,6 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use chrono::{SecondsFormat, Utc};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
@@ -78,7 +77,6 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
         None => Ground::own(config).await?,
     };
     let run = json!({
-        "at": Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true),
         "quick": args.quick,
         "filled": args.filled,
         "url": args.url,
