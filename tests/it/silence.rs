@@ -23,7 +23,7 @@ impl Silence {
         let db = Database::new().await;
         let proxy = Proxy::start(&db).await;
         let instance =
-            Instance::start(&proxy.url, &[("DATABASE_TIMEOUT_SECS", "1"), ("WORKER_CLAIM_TIMEOUT_SECS", "3")]);
+            Instance::start(&proxy.url, &[("DATABASE_TIMEOUT_SECS", "3"), ("WORKER_CLAIM_TIMEOUT_SECS", "3")]);
         Silence { db, proxy, instance, receiver: Receiver::start().await }
     }
 
