@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use chrono::{DateTime, Utc};
 use sqlx::pool::PoolConnection;
-use sqlx::{PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 use uuid::Uuid;
 
 use super::history::Move;
@@ -112,7 +112,7 @@ impl Store {
     async fn begin_with(&self, statement: &'static str, actor: Actor) -> Result<Tx> {
         let connection = self.pool.acquire().await?;
         let mut tx = Tx { connection, ended: false, store: self.clone(), actor, changes: Changes::default() };
-        tx.simple(statement).await?;
+        tx.open(statement).await?;
         Ok(tx)
     }
 }
@@ -120,6 +120,15 @@ impl Store {
 impl Tx {
     pub(super) fn conn(&mut self) -> &mut PgConnection {
         &mut self.connection
+    }
+
+    /// The server gives up waiting for a lock before we give up waiting for the server: it does not notice that nobody is
+    /// there any more, and its process would go on waiting outside the pool's count.
+    async fn open(&mut self, statement: &str) -> Result<()> {
+        let wait = self.store.limit.mul_f64(0.9).as_millis();
+        let statement = format!("{statement}; set local lock_timeout = {wait}");
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(self.conn()).await?;
+        Ok(())
     }
 
     async fn simple(&mut self, statement: &'static str) -> Result<()> {
@@ -239,7 +248,7 @@ impl Tx {
 
     /// Gives back every lock and begins anew. Nothing may have been written.
     pub(super) async fn anew(&mut self) -> Result<()> {
-        self.simple(concat!("rollback; ", begin!(""))).await
+        self.open(concat!("rollback; ", begin!(""))).await
     }
 
     pub async fn rollback(mut self) -> Result<()> {

@@ -137,6 +137,26 @@ async fn a_failover_without_a_word() {
     silence.db.assert_books_balance().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn who_waits_for_a_lock_too_long_leaves_nobody_waiting_in_the_server() {
+    let silence = Silence::new().await;
+    let ids = silence.running(1).await;
+    let mut holder = silence.db.pool.begin().await.unwrap();
+    sqlx::query("select from task for update").execute(&mut *holder).await.unwrap();
+    let (api, path) = (&silence.instance.api, format!("/task/{}", ids[0]));
+    let (sign, report) = (json!({"new_success": 1}), json!({"status": "Success"}));
+    let (sign, report) = tokio::join!(api.put(&path, &sign), api.patch(&path, &report));
+    assert_eq!((sign.status.as_u16(), report.status.as_u16()), (503, 503));
+    let waiting =
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    // One behind the other waits for the lock of the row and then for its holder, each for that long.
+    eventually("them to give up", async || (silence.db.number(waiting).await == 0).then_some(())).await;
+    holder.rollback().await.unwrap();
+    assert_eq!(api.succeed(&ids[0]).await.status, 200);
+    assert_eq!(api.task(&ids[0]).await["success"], 0, "what was not acknowledged has not come later");
+    silence.db.assert_books_balance().await;
+}
+
 /// In the time of the test: nobody waits in turn for a database that is not there.
 #[tokio::test]
 async fn where_there_is_no_database_all_who_want_policies_know_it_at_once() {
