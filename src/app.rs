@@ -217,7 +217,6 @@ impl Running {
 
 fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut Supervisor) -> Running {
     let shutdown = supervisor.shutdown();
-    let wake = store.wake();
     let worker = Duration::from_millis(config.loops.worker_loop_interval_ms);
     let webhook = &config.webhook;
 
@@ -228,9 +227,9 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     let token = shutdown.clone();
     supervisor.spawn("lease", async move { keeper.run(token).await });
     let claimed_last = CancellationToken::new();
-    let (last, token, waker) = (claimed_last.clone(), shutdown.clone(), wake.clone());
+    let (last, token, loops_store) = (claimed_last.clone(), shutdown.clone(), store.clone());
     supervisor.spawn("start", async move {
-        tokio::join!(runner::run(start, waker, token.clone()), caller.run(token));
+        tokio::join!(runner::run(start, loops_store, token.clone()), caller.run(token));
         last.cancel();
     });
     supervisor.spawn("start result", results.run());
@@ -246,21 +245,21 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     };
     let (deliver, marks) = Deliver::new(store.clone(), client.clone(), settings);
     let deliveries = deliver.tracker();
-    supervisor.spawn("delivery", runner::run(deliver, wake.clone(), shutdown.clone()));
+    supervisor.spawn("delivery", runner::run(deliver, store.clone(), shutdown.clone()));
     supervisor.spawn("delivery result", marks.run());
 
     let timeout = Timeout { store: store.clone(), interval: worker };
-    supervisor.spawn("timeout", runner::run(timeout, wake.clone(), shutdown.clone()));
+    supervisor.spawn("timeout", runner::run(timeout, store.clone(), shutdown.clone()));
     let interval = Duration::from_millis(config.loops.retry_loop_interval_ms);
     let retry = Retry { store: store.clone(), interval };
-    supervisor.spawn("retry", runner::run(retry, wake.clone(), shutdown.clone()));
+    supervisor.spawn("retry", runner::run(retry, store.clone(), shutdown.clone()));
     let retention = Retention {
         store: store.clone(),
         days: config.loops.retention_days,
         idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
     };
-    supervisor.spawn("audit", runner::run(Audit::new(store.clone()), wake.clone(), shutdown.clone()));
-    supervisor.spawn("retention", runner::run(retention, wake.clone(), shutdown.clone()));
+    supervisor.spawn("audit", runner::run(Audit::new(store.clone()), store.clone(), shutdown.clone()));
+    supervisor.spawn("retention", runner::run(retention, store.clone(), shutdown.clone()));
     supervisor.spawn("metrics", telemetry::upkeep(shutdown.clone()));
     supervisor.spawn("wake-up", wakeup::tell(store.clone(), shutdown.clone()));
     supervisor.spawn("listener", wakeup::listen(store.clone(), shutdown));

@@ -5,11 +5,9 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::store;
+use crate::store::{self, Store};
 use crate::wake::{Hints, Wake};
 
-/// A tick that takes longer than this has lost its database and is broken off.
-const TICK_TIMEOUT: Duration = Duration::from_secs(60);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 
 pub trait Loop: Send + Sync + 'static {
@@ -36,12 +34,14 @@ pub struct Tick {
     pub due_in: Option<f64>,
 }
 
-pub async fn run<L: Loop>(this: L, wake: Wake, shutdown: CancellationToken) {
+pub async fn run<L: Loop>(this: L, store: Store, shutdown: CancellationToken) {
+    // A tick may have more than one transaction, or repeat one. What takes longer has lost its database.
+    let limit = store.limit() * 2;
     let mut failures = 0u32;
     while !shutdown.is_cancelled() {
         let started = Instant::now();
         // Not broken off by the shutdown: what it has taken for this process it must be able to hand on.
-        let result = tokio::time::timeout(TICK_TIMEOUT, this.tick()).await;
+        let result = tokio::time::timeout(limit, this.tick()).await;
         metrics::histogram!("reprise_loop_tick_duration_seconds", "loop" => L::NAME)
             .record(started.elapsed().as_secs_f64());
         let sleep = match result {
@@ -64,7 +64,7 @@ pub async fn run<L: Loop>(this: L, wake: Wake, shutdown: CancellationToken) {
                 if failures == 0 {
                     let error = match failed {
                         Ok(Err(error)) => error.to_string(),
-                        _ => format!("no end after {} s", TICK_TIMEOUT.as_secs()),
+                        _ => store::Error::too_late(limit).to_string(),
                     };
                     tracing::warn!(loop.name = L::NAME, %error, "loop tick failed, will be repeated");
                 }
@@ -75,7 +75,7 @@ pub async fn run<L: Loop>(this: L, wake: Wake, shutdown: CancellationToken) {
         };
         tokio::select! {
             () = tokio::time::sleep(sleep) => {}
-            () = hinted(&wake, this.hint()), if failures == 0 => {}
+            () = hinted(store.wake(), this.hint()), if failures == 0 => {}
             () = shutdown.cancelled() => return,
         }
     }

@@ -51,9 +51,13 @@ async fn listen_until_error(store: &Store) {
         Err(error) => return tracing::debug!(%error, "cannot listen to other instances yet"),
     };
     loop {
-        match listener.hinted().await {
-            Ok(hints) => store.wake().here(hints),
-            Err(error) => return tracing::debug!(%error, "lost the other instances"),
+        // Nobody says anything, or the connection has fallen silent.
+        let heard = match tokio::time::timeout(store.limit(), listener.hinted()).await {
+            Ok(hinted) => hinted.map(|hints| store.wake().here(hints)),
+            Err(_) => store.in_time(listener.check()).await,
+        };
+        if let Err(error) = heard {
+            return tracing::debug!(%error, "lost the other instances");
         }
     }
 }

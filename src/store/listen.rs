@@ -39,6 +39,12 @@ impl Store {
 }
 
 impl Listener {
+    /// An error if it hears nothing any more.
+    pub async fn check(&mut self) -> Result<()> {
+        sqlx::query("select 1").execute(&mut self.inner).await?;
+        Ok(())
+    }
+
     /// The next hint of another instance. After a reconnect everything is hinted at: something may have been missed.
     pub async fn hinted(&mut self) -> Result<Hints> {
         loop {

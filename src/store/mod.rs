@@ -131,6 +131,10 @@ impl Store {
         Store(Arc::new(Inner { limit, ..Inner::clone(self) }))
     }
 
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
     pub fn clock(&self) -> &Clock {
         &self.clock
     }

@@ -126,12 +126,20 @@ async fn a_failover_without_a_word() {
     let paths: Vec<String> = ids.iter().map(|id| format!("/task/{id}")).collect();
     let nothing = json!({});
     join_all(paths.iter().flat_map(|path| [api.put(path, &nothing), api.put(path, &nothing)])).await;
+    let listening = "select coalesce(max(pid), 0)::bigint from pg_stat_activity where datname = current_database() and \
+                     query ilike 'listen%'";
+    let listener = silence.db.number(listening).await;
     silence.proxy.forget_all();
     let task = json!([{"name": "n", "kind": "k", "on_start": silence.receiver.action("/late")}]);
     eventually("a sign of life", async || (api.put(&paths[0], &nothing).await.status == 202).then_some(())).await;
     eventually("a report", async || (api.succeed(&ids[1]).await.status == 200).then_some(())).await;
     eventually("a new task", async || (api.post("/task", &task).await.status == 201).then_some(())).await;
     eventually("its start", async || (!silence.receiver.at("/late").is_empty()).then_some(())).await;
+    eventually("it to listen again", async || {
+        let pid = silence.db.number(listening).await;
+        (pid != 0 && pid != listener).then_some(())
+    })
+    .await;
     let moving = "select count(*) from task where status in ('pending', 'claimed')";
     eventually("it to run", async || (silence.db.number(moving).await == 0).then_some(())).await;
     silence.db.assert_books_balance().await;
