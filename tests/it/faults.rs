@@ -317,14 +317,23 @@ async fn clients_that_give_up_waiting_do_not_use_up_the_database() {
     let mut holder = db.pool.begin().await.unwrap();
     sqlx::query("select from task for update").execute(&mut *holder).await.unwrap();
     let address = instance.api.base().strip_prefix("http://").unwrap().to_owned();
-    for _ in 0..60 {
+    let mut streams = Vec::new();
+    for _ in 0..20 {
         let mut stream = TcpStream::connect(&address).await.unwrap();
         let request = format!("PATCH /task/{} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}", ids[0]);
         stream.write_all(request.as_bytes()).await.unwrap();
+        streams.push(stream);
     }
     let waiting =
         "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     eventually("some to wait", async || (db.number(waiting).await >= 5).then_some(())).await;
+    drop(streams);
+    // Their places are not free for others, who are told so.
+    let path = format!("/task/{}", ids[0]);
+    let nothing = json!({});
+    for answer in join_all((0..20).map(|_| instance.api.patch(&path, &nothing))).await {
+        assert!(answer.is_not_now(), "{} {}", answer.status, answer.body);
+    }
     let all =
         "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'reprise'";
     assert!(db.number(all).await <= 8, "no more connections than POOL_MAX_SIZE");
