@@ -329,14 +329,24 @@ async fn clients_that_give_up_waiting_do_not_use_up_the_database() {
     eventually("some to wait", async || (db.number(waiting).await >= 5).then_some(())).await;
     drop(streams);
     // Their places are not free for others, who are told so.
-    let path = format!("/task/{}", ids[0]);
-    let nothing = json!({});
-    for answer in join_all((0..20).map(|_| instance.api.patch(&path, &nothing))).await {
-        assert!(answer.is_not_now(), "{} {}", answer.status, answer.body);
-    }
+    let (api, path) = (instance.api.clone(), format!("/task/{}", ids[0]));
+    let others: Vec<_> = (0..20)
+        .map(|_| {
+            let (api, path) = (api.clone(), path.clone());
+            tokio::spawn(async move { api.patch(&path, &json!({})).await })
+        })
+        .collect();
     let all =
         "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'reprise'";
-    assert!(db.number(all).await <= 8, "no more connections than POOL_MAX_SIZE");
+    eventually("them to be told", async || {
+        assert!(db.number(all).await <= 8, "no more connections than POOL_MAX_SIZE");
+        others.iter().all(tokio::task::JoinHandle::is_finished).then_some(())
+    })
+    .await;
+    for answer in join_all(others).await {
+        let answer = answer.unwrap();
+        assert!(answer.is_not_now(), "{} {}", answer.status, answer.body);
+    }
     holder.rollback().await.unwrap();
     eventually("them to be done", async || (db.number(waiting).await == 0).then_some(())).await;
     assert_eq!(instance.api.succeed(&ids[0]).await.status, 200);
