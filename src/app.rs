@@ -17,7 +17,9 @@ use crate::handle::Handles;
 use crate::http::{self, Api, Door};
 use crate::loops::audit::Audit;
 use crate::loops::calls::Keeper;
+use crate::loops::counters::Counters;
 use crate::loops::deliver::{self, Deliver};
+use crate::loops::pulse::Pulse;
 use crate::loops::retention::Retention;
 use crate::loops::retry::Retry;
 use crate::loops::runner;
@@ -71,8 +73,8 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
         result = work => result,
         error = failed(embedded.as_ref()) => Err(error),
     };
-    // A connection that hangs must not keep the process: the server rolls back what was not committed.
-    let _ = tokio::time::timeout(LAST_ANSWERS, store.close()).await;
+    // Whatever still uses a connection loses it: the server rolls back what was not committed.
+    store.close();
     if let Some(embedded) = embedded
         && let Err(error) = embedded.stop().await
     {
@@ -127,12 +129,14 @@ async fn serve(
     })?;
 
     let mut supervisor = Supervisor::default();
-    let for_loops = store.with_own_pool(connections_for_loops(config));
+    // One of them is for listening, which has no use for a pool.
+    let for_loops = store.with_own_pool(connections_for_loops(config) - 1);
     let running = start_loops(config, &for_loops, &client, &mut supervisor);
     let (changes, ending) = (TaskTracker::new(), CancellationToken::new());
     let keys = config.keys()?;
     let locked = !keys.is_empty();
     let api = Api {
+        loops: for_loops.clone(),
         service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
         limits: config.limits(),
         max_body_bytes: config.request.max_body_bytes,
@@ -169,11 +173,11 @@ async fn serve(
     if tokio::time::timeout(LAST_ANSWERS, supervisor.stop()).await.is_err() {
         tracing::warn!("some background work was broken off");
     }
-    let _ = tokio::time::timeout(LAST_ANSWERS, for_loops.close()).await;
+    for_loops.close();
     result
 }
 
-/// Of all connections, those that requests cannot take. One is for listening.
+/// Of all connections, those that requests cannot take.
 fn connections_for_loops(config: &Config) -> u32 {
     (config.database.pool_max_size / 3).clamp(3, 8)
 }
@@ -222,7 +226,7 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
 
     let settings =
         start::Settings { interval: worker, lease: config.lease(), concurrency: webhook.webhook_concurrency };
-    let (start, caller, results) = Start::new(store.clone(), client.clone(), settings);
+    let (start, caller, answers) = Start::new(store.clone(), client.clone(), settings);
     let (keeper, last_keeper) = (caller.keeper(), caller.keeper());
     let token = shutdown.clone();
     supervisor.spawn("lease", async move { keeper.run(token).await });
@@ -232,7 +236,7 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
         tokio::join!(runner::run(start, loops_store, token.clone()), caller.run(token));
         last.cancel();
     });
-    supervisor.spawn("start result", results.run());
+    supervisor.spawn("start result", answers.run());
 
     let settings = deliver::Settings {
         interval: Duration::from_millis(config.loops.webhook_delivery_interval_ms),
@@ -248,7 +252,7 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     supervisor.spawn("delivery", runner::run(deliver, store.clone(), shutdown.clone()));
     supervisor.spawn("delivery result", marks.run());
 
-    let timeout = Timeout { store: store.clone(), interval: worker };
+    let timeout = Timeout::new(store.clone(), worker);
     supervisor.spawn("timeout", runner::run(timeout, store.clone(), shutdown.clone()));
     let interval = Duration::from_millis(config.loops.retry_loop_interval_ms);
     let retry = Retry { store: store.clone(), interval };
@@ -258,6 +262,8 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
         days: config.loops.retention_days,
         idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
     };
+    supervisor.spawn("pulse", runner::run(Pulse { store: store.clone() }, store.clone(), shutdown.clone()));
+    supervisor.spawn("counters", runner::run(Counters { store: store.clone() }, store.clone(), shutdown.clone()));
     supervisor.spawn("audit", runner::run(Audit::new(store.clone()), store.clone(), shutdown.clone()));
     supervisor.spawn("retention", runner::run(retention, store.clone(), shutdown.clone()));
     supervisor.spawn("metrics", telemetry::upkeep(shutdown.clone()));

@@ -17,7 +17,10 @@ impl Hints {
     pub const DELIVER: Hints = Hints(4);
     /// A new deadline: for this process alone, the others have nothing to gain by looking.
     pub const TIMEOUT: Hints = Hints(8);
-    const EACH: [Hints; 4] = [Hints::START, Hints::RETRY, Hints::DELIVER, Hints::TIMEOUT];
+    /// Counters were put aside: for this process alone.
+    pub const COUNTERS: Hints = Hints(16);
+    const HERE: u8 = Hints::TIMEOUT.0 | Hints::COUNTERS.0;
+    const EACH: [Hints; 5] = [Hints::START, Hints::RETRY, Hints::DELIVER, Hints::TIMEOUT, Hints::COUNTERS];
 
     pub fn add(&mut self, other: Hints) {
         self.0 |= other.0;
@@ -41,7 +44,7 @@ pub struct Wake(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    loops: [Notify; 4],
+    loops: [Notify; 5],
     outgoing: AtomicU8,
     send: Notify,
 }
@@ -53,7 +56,7 @@ impl Wake {
             return;
         }
         self.here(hints);
-        let news = hints.0 & !Hints::TIMEOUT.0;
+        let news = hints.0 & !Hints::HERE;
         if news != 0 {
             self.0.outgoing.fetch_or(news, Ordering::AcqRel);
             self.0.send.notify_one();

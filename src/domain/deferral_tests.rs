@@ -11,7 +11,7 @@ fn told_to_wait(secs: u64) -> [(Status, Event); 4] {
     let answer = Failure { http_status: Some(429), ..limited(Trigger::WebhookFailure, secs) };
     let said = limited(Trigger::Explicit, secs);
     [
-        (Status::Claimed, Event::StartFailed { by: ME, failure: answer }),
+        (Status::Claimed, Event::StartFailed { by: ME, claim: CLAIM, failure: answer }),
         (Status::Claimed, report(None, Err(said.clone()))),
         (Status::Running, report(Some(RUN), Err(said.clone()))),
         (Status::Pending, report(Some(RUN), Err(said))),
@@ -111,7 +111,7 @@ fn an_expired_task_fails_with_its_last_error_and_says_so() {
 }
 
 fn start_failed() -> Event {
-    Event::StartFailed { by: ME, failure: refusal() }
+    Event::StartFailed { by: ME, claim: CLAIM, failure: refusal() }
 }
 
 #[test]

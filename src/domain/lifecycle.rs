@@ -30,10 +30,12 @@ pub enum Event {
     /// `on_start` was answered with 2xx, or there is none.
     Started {
         by: Uuid,
+        claim: i32,
     },
     /// `on_start` was not answered with 2xx.
     StartFailed {
         by: Uuid,
+        claim: i32,
         failure: Failure,
     },
     LeaseRanOut,
@@ -102,20 +104,21 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
             after.status = Status::Claimed;
             after.claimed_by = Some(*by);
             after.claimed_run = Some(task.run);
+            after.claim += 1;
             after.wait_count = 0;
             after.timeout_at = Some(moment.now + *lease);
             change(task, after, Cause::Claim, None)
         }
-        Event::Started { by } => {
-            need(task.status == Status::Claimed && task.claimed_by == Some(*by))?;
+        Event::Started { by, claim } => {
+            need(task.status == Status::Claimed && task.claimed_by == Some(*by) && task.claim == *claim)?;
             let mut after = task.clone();
             after.status = Status::Running;
             after.started_at = Some(moment.now);
             after.timeout_at = Some(moment.now + TimeDelta::seconds(i64::from(task.timeout_secs)));
             change(task, after, Cause::Start, None)
         }
-        Event::StartFailed { by, failure } => {
-            need(task.status == Status::Claimed && task.claimed_by == Some(*by))?;
+        Event::StartFailed { by, claim, failure } => {
+            need(task.status == Status::Claimed && task.claimed_by == Some(*by) && task.claim == *claim)?;
             fail(task, failure, Cause::Failed(failure.trigger), moment)
         }
         Event::LeaseRanOut => {
@@ -418,7 +421,7 @@ fn record(task: &Task, cause: Cause, now: DateTime<Utc>) -> Attempt {
         attempt: task.attempt,
         instance: task.claimed_by,
         started_at: began(task),
-        ended_at: now,
+        ended_at: began(task).map_or(now, |began| now.max(began)),
         outcome: AttemptOutcome::Failed,
         cause,
         failure: None,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::sample::{ATTEMPT, ME, RUN, SOMEBODY_ELSE, at, failure, moment, policy, task};
+use crate::domain::sample::{ATTEMPT, CLAIM, ME, RUN, SOMEBODY_ELSE, at, failure, moment, policy, task};
 
 #[path = "by_hand_tests.rs"]
 mod by_hand;
@@ -143,9 +143,9 @@ table! {
         => [FAI, NO_, NO_, NO_, NO_, FAI, SAM, SAM, SAM];
     Event::Claimed { .. }, Event::Claimed { by: ME, lease: TimeDelta::seconds(9) }
         => [NO_, CLA, NO_, NO_, NO_, NO_, NO_, NO_, NO_];
-    Event::Started { .. }, Event::Started { by: ME }
+    Event::Started { .. }, Event::Started { by: ME, claim: CLAIM }
         => [NO_, NO_, RNG, NO_, NO_, NO_, NO_, NO_, NO_];
-    Event::StartFailed { .. }, Event::StartFailed { by: ME, failure: refusal() }
+    Event::StartFailed { .. }, Event::StartFailed { by: ME, claim: CLAIM, failure: refusal() }
         => [NO_, NO_, RET, NO_, NO_, NO_, NO_, NO_, NO_];
     Event::LeaseRanOut, Event::LeaseRanOut
         => [NO_, NO_, PEN, NO_, NO_, NO_, NO_, NO_, NO_];
@@ -252,12 +252,13 @@ fn a_claim_has_a_holder_a_lease_and_marks_its_run() {
         status: Status::Claimed,
         claimed_by: Some(ME),
         claimed_run: Some(RUN),
+        claim: CLAIM + 1,
         timeout_at: Some(at(9)),
         ..pending.clone()
     };
     assert_eq!(*claimed.task(), expected);
 
-    let started = changed(claimed.task(), &Event::Started { by: ME }, moment(2));
+    let started = changed(claimed.task(), &Event::Started { by: ME, claim: CLAIM + 1 }, moment(2));
     let running =
         Task { status: Status::Running, started_at: Some(at(2)), timeout_at: Some(at(2 + 30)), ..expected.clone() };
     assert_eq!(*started.task(), running);
@@ -265,18 +266,24 @@ fn a_claim_has_a_holder_a_lease_and_marks_its_run() {
 
     assert!(refused(&expected, &Event::LeaseRanOut, moment(8)));
     let given_back = changed(&expected, &Event::LeaseRanOut, moment(9));
-    assert_eq!(*given_back.task(), Task { claimed_run: Some(RUN), ..pending }, "attempt and run are unchanged");
+    assert_eq!(
+        *given_back.task(),
+        Task { claimed_run: Some(RUN), claim: CLAIM + 1, ..pending },
+        "attempt and run are unchanged"
+    );
     assert_eq!(given_back.attempt(), None);
 }
 
 #[test]
 fn only_the_instance_that_claimed_a_task_can_start_it() {
     let claimed = task(Status::Claimed);
-    assert!(refused(&claimed, &Event::Started { by: SOMEBODY_ELSE }, moment(0)));
-    assert!(refused(&claimed, &Event::StartFailed { by: SOMEBODY_ELSE, failure: refusal() }, moment(0)));
+    assert!(refused(&claimed, &Event::Started { by: SOMEBODY_ELSE, claim: CLAIM }, moment(0)));
+    assert!(refused(&claimed, &Event::StartFailed { by: SOMEBODY_ELSE, claim: CLAIM, failure: refusal() }, moment(0)));
+    assert!(refused(&claimed, &Event::Started { by: ME, claim: CLAIM - 1 }, moment(0)), "an earlier claim");
+    assert!(refused(&claimed, &Event::StartFailed { by: ME, claim: CLAIM - 1, failure: refusal() }, moment(0)));
     let nobodys = Task { claimed_by: None, slots: Vec::new(), ..claimed };
-    assert!(refused(&nobodys, &Event::Started { by: ME }, moment(0)));
-    assert!(refused(&nobodys, &Event::StartFailed { by: ME, failure: refusal() }, moment(0)));
+    assert!(refused(&nobodys, &Event::Started { by: ME, claim: CLAIM }, moment(0)));
+    assert!(refused(&nobodys, &Event::StartFailed { by: ME, claim: CLAIM, failure: refusal() }, moment(0)));
 }
 
 #[test]
@@ -375,7 +382,7 @@ fn two_timeouts_and_then_success() {
     let mut clock = 0;
     for (attempt, delay) in [(1, 10), (2, 20)] {
         parent = changed(&parent, &Event::Claimed { by: ME, lease }, moment(clock)).task().clone();
-        parent = changed(&parent, &Event::Started { by: ME }, moment(clock)).task().clone();
+        parent = changed(&parent, &Event::Started { by: ME, claim: parent.claim }, moment(clock)).task().clone();
         assert!(refused(&parent, &Event::TimedOut, moment(clock + 29)));
         clock += 30;
         let timed_out = changed(&parent, &Event::TimedOut, moment(clock));
@@ -390,7 +397,7 @@ fn two_timeouts_and_then_success() {
         assert_eq!((parent.status, parent.attempt), (Status::Pending, attempt));
     }
     parent = changed(&parent, &Event::Claimed { by: ME, lease }, moment(clock)).task().clone();
-    parent = changed(&parent, &Event::Started { by: ME }, moment(clock)).task().clone();
+    parent = changed(&parent, &Event::Started { by: ME, claim: parent.claim }, moment(clock)).task().clone();
     let done = changed(&parent, &report(None, Ok(())), moment(clock + 5));
     assert_eq!((done.task().status, done.task().attempt), (Status::Success, 2));
     let settled = done.settled().expect("now the child moves");

@@ -38,6 +38,8 @@ pub struct NewBatch {
     /// Of tasks that bring none.
     pub fair_key: Option<String>,
     pub dead_end_cancel: bool,
+    /// About how much of it there is to store.
+    pub bytes: usize,
 }
 
 #[derive(Debug, PartialEq)]
@@ -96,6 +98,7 @@ impl NewTask {
         flags.set(Flags::HAS_CHILDREN, self.has_children);
         flags.set(Flags::DEAD_END, dead_end_cancel);
         flags.set(Flags::TELLS_PARENTS, tells_parents);
+        flags.set(Flags::HAS_RULES, !self.rules.is_empty());
         flags
     }
 
@@ -115,6 +118,7 @@ pub fn read_batch(body: Value, limits: &Limits) -> Result<NewBatch, Vec<String>>
             metadata: None,
             fair_key: None,
             dead_end_cancel: limits.dead_end_cancel,
+            bytes: 0,
         }),
         Value::Object(_) => Fields::open(body, "", &mut problems).map(|mut fields| {
             fields.require("tasks", &mut problems);
@@ -126,6 +130,7 @@ pub fn read_batch(body: Value, limits: &Limits) -> Result<NewBatch, Vec<String>>
                 metadata: read_metadata(&mut fields, limits, &mut problems),
                 fair_key: fields.string("fair_key", 1..=255, &mut problems),
                 dead_end_cancel: fields.boolean("dead_end_cancel", &mut problems).unwrap_or(limits.dead_end_cancel),
+                bytes: 0,
             };
             if batch.on_batch_complete.len() > limits.actions_per_task {
                 problems.add("on_batch_complete", format!("must have at most {} actions", limits.actions_per_task));

@@ -10,7 +10,7 @@ fn lease_ran_out() -> Task {
 /// Every way in which an execution fails, and the status from which it does.
 fn failures() -> [(Status, Event, Trigger); 5] {
     [
-        (Status::Claimed, Event::StartFailed { by: ME, failure: refusal() }, Trigger::WebhookFailure),
+        (Status::Claimed, Event::StartFailed { by: ME, claim: CLAIM, failure: refusal() }, Trigger::WebhookFailure),
         (Status::Running, Event::TimedOut, Trigger::Timeout),
         (Status::Running, report(None, Err(broke())), Trigger::Explicit),
         (Status::Claimed, report(Some(RUN), Err(broke())), Trigger::Explicit),
@@ -116,7 +116,10 @@ fn final_types_are_never_retried_and_all_others_are() {
         };
         let events = [
             (Status::Running, report(None, Err(failure(Trigger::Explicit, failure_type)))),
-            (Status::Claimed, Event::StartFailed { by: ME, failure: failure(Trigger::WebhookFailure, failure_type) }),
+            (
+                Status::Claimed,
+                Event::StartFailed { by: ME, claim: CLAIM, failure: failure(Trigger::WebhookFailure, failure_type) },
+            ),
         ];
         for (status, event) in events {
             let failed = changed(&task(status), &event, moment(0));

@@ -14,6 +14,7 @@ use super::task::{Flags, Task};
 pub const ME: Uuid = Uuid::from_u128(0xa11);
 pub const SOMEBODY_ELSE: Uuid = Uuid::from_u128(0xb22);
 pub const RUN: i32 = 4;
+pub const CLAIM: i32 = 6;
 pub const ATTEMPT: i16 = 2;
 
 pub const RETRY_LIMITS: Limits = Limits {
@@ -80,6 +81,7 @@ pub fn task(status: Status) -> Task {
         timeout_secs: 30,
         claimed_by: None,
         claimed_run: Some(RUN - 1),
+        claim: CLAIM,
         manual_run: None,
         slots: Vec::new(),
         timeout_at: None,

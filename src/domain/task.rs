@@ -26,6 +26,8 @@ pub struct Task {
     pub claimed_by: Option<Uuid>,
     /// The last run that was ever claimed: its worker may still report.
     pub claimed_run: Option<i32>,
+    /// How often it was claimed: fences the answers of calls that were made for an earlier claim.
+    pub claim: i32,
     /// The run that somebody asked for by hand.
     pub manual_run: Option<i32>,
     /// What it occupies of rules while it is Claimed or Running.
@@ -70,6 +72,8 @@ impl Flags {
     pub const TELLS_PARENTS: Flags = Flags(64);
     /// Some of the children came later, in other batches: there may be more of them whenever it is not locked.
     pub const IN_OTHER_BATCHES: Flags = Flags(128);
+    /// It carries rules.
+    pub const HAS_RULES: Flags = Flags(256);
 
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 != 0

@@ -340,6 +340,9 @@ pub struct Event {
     /// As it was after the move.
     pub run: i32,
     pub attempt: i16,
+    /// More than the cause says, where there is more: what of the answer to `on_start` could not be taken, and why.
+    #[schema(required)]
+    pub reason: Option<String>,
 }
 
 /// What retrying a task changed, or would change.

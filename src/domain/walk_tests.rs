@@ -12,13 +12,14 @@ fn some_failure(trigger: Trigger, choice: u8) -> Failure {
 }
 
 /// Any event, for a task that is at `run`; times are chosen by the walk.
-fn event(choice: u8, run: i32) -> Event {
+fn event(choice: u8, task: &Task) -> Event {
+    let (run, claim) = (task.run, task.claim);
     match choice % 18 {
         0 => Event::ParentsSettled { count: 1, doomed: false },
         1 => Event::ParentsSettled { count: 2, doomed: choice > 200 },
         2 | 3 => Event::Claimed { by: ME, lease: TimeDelta::seconds(20) },
-        4 | 5 => Event::Started { by: ME },
-        6 => Event::StartFailed { by: ME, failure: some_failure(Trigger::WebhookFailure, choice) },
+        4 | 5 => Event::Started { by: ME, claim },
+        6 => Event::StartFailed { by: ME, claim, failure: some_failure(Trigger::WebhookFailure, choice) },
         7 => Event::LeaseRanOut,
         8 => Event::TimedOut,
         9 => report(None, Err(some_failure(Trigger::Explicit, choice))),
@@ -67,7 +68,7 @@ proptest! {
         let mut recorded = BTreeSet::new();
         for (choice, pause) in steps {
             clock += pause;
-            let event = event(choice, now.run);
+            let event = event(choice, &now);
             let Ok(Some(transition)) = decide(&now, &event, moment(clock)) else { continue };
             check(&now, &event, &transition);
             if let Some(record) = transition.attempt() {
@@ -95,7 +96,7 @@ proptest! {
         let mut asked_for = BTreeSet::new();
         for (choice, pause, is_by_hand) in steps {
             clock += pause;
-            let event = if is_by_hand { hand(choice) } else { event(choice, now.run) };
+            let event = if is_by_hand { hand(choice) } else { event(choice, &now) };
             let Ok(Some(transition)) = decide(&now, &event, moment(clock)) else { continue };
             check(&now, &event, &transition);
             if let Some(record) = transition.attempt() {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::domain::status::Status;
+use crate::log_limit::LogLimit;
 use crate::{service, store};
 
 /// What went wrong.
@@ -100,8 +101,15 @@ impl From<store::Error> for Problem {
     fn from(error: store::Error) -> Problem {
         match error {
             store::Error::Unavailable(_) | store::Error::Transient(_) => {
-                tracing::warn!(%error, "request failed");
+                static LIMIT: LogLimit = LogLimit::new();
+                if let Some(suppressed) = LIMIT.allows() {
+                    tracing::warn!(%error, suppressed, "request failed");
+                }
                 Problem::unavailable()
+            }
+            store::Error::Busy(_) => {
+                let detail = "what this needs is locked by another transaction; try again later";
+                Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
             }
             store::Error::Guard { .. } | store::Error::Corrupt(_) | store::Error::Statement(_) => {
                 tracing::error!(%error, "request failed");

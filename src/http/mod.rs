@@ -35,6 +35,7 @@ use utoipa_swagger_ui::SwaggerUi;
 
 use crate::domain::new_task::Limits;
 use crate::service::{self, Service};
+use crate::store::Store;
 
 pub use auth::Door;
 pub use error::Problem;
@@ -44,6 +45,8 @@ pub use server::serve;
 /// What the handlers work with.
 pub struct Api {
     pub service: Service,
+    /// What the loops work with, to tell whether they can.
+    pub loops: Store,
     pub limits: Limits,
     pub max_body_bytes: usize,
     pub idempotency_ttl: Duration,
@@ -90,7 +93,7 @@ fn router(api: Arc<Api>) -> Router {
                 .layer(middleware::from_fn(measure))
                 .layer(CatchPanicLayer::custom(panicked))
                 .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::guard))
-                .layer(middleware::from_fn_with_state(api, in_time)),
+                .layer(middleware::from_fn_with_state(api, detached)),
         )
 }
 
@@ -122,14 +125,15 @@ async fn measure(request: Request, next: Next) -> Response {
     response
 }
 
-/// Looking something up ends when a transaction would have to. Changes have their own limit, and must not be left alone.
-async fn in_time(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
-    if !request.method().is_safe() {
-        return next.run(request).await;
-    }
-    match api.service.store().in_time(async { Ok(next.run(request).await) }).await {
+/// Does the work of a request to its end even if the client hangs up meanwhile. A statement that is dropped leaves its
+/// server process at work, outside the pool's count; many of them used up all connections.
+async fn detached(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+    match api.changes.spawn(next.run(request).in_current_span()).await {
         Ok(response) => response,
-        Err(error) => Problem::from(error).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "a request failed");
+            Problem::internal().into_response()
+        }
     }
 }
 

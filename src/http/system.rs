@@ -46,7 +46,9 @@ pub async fn ready(State(api): State<Arc<Api>>) -> Result<Json<Health>, Problem>
     if api.ending.is_cancelled() {
         return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the service is shutting down"));
     }
-    api.service.store().ping().await?;
+    // Both: one can be without connections while the other has some.
+    let (requests, loops) = tokio::join!(api.service.store().ping(), api.loops.ping());
+    requests.and(loops)?;
     Ok(Json(Health { status: "ok" }))
 }
 
@@ -60,9 +62,9 @@ pub async fn ready(State(api): State<Arc<Api>>) -> Result<Json<Health>, Problem>
 pub async fn metrics(State(api): State<Arc<Api>>) -> impl IntoResponse {
     let store = api.service.store();
     let (size, idle) = store.pool_use();
-    let idle = u32::try_from(idle).unwrap_or(size).min(size);
-    metrics::gauge!("reprise_pool_connections", "state" => "idle").set(idle);
-    metrics::gauge!("reprise_pool_connections", "state" => "used").set(size - idle);
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    metrics::gauge!("reprise_pool_connections", "state" => "idle").set(count(idle));
+    metrics::gauge!("reprise_pool_connections", "state" => "used").set(count(size - idle));
     // Without a database the page shows what the process itself knows.
     if let Ok(counts) = stats::by_status(store).await {
         for (status, count) in Status::ALL.iter().zip(counts) {

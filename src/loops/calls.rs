@@ -14,12 +14,15 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use super::answers::Answered;
 use super::runner::Loop;
-use super::start::{Answered, Start};
+use super::start::Start;
 use crate::domain::new_task::read_answered_action;
 use crate::domain::webhook::{Action, idempotency_key};
+use crate::log_limit::LogLimit;
+use crate::store::lease::{self, ClaimId, Kept};
 use crate::store::transitions::{self, Claimed};
-use crate::store::{self, Actor, Store, lease};
+use crate::store::{self, Actor, Patience, Session, Store};
 use crate::wake::Hints;
 use crate::webhook::{Call, Client, Place};
 
@@ -29,6 +32,8 @@ const AT_ONCE: usize = 200;
 const ASKED: usize = 500;
 /// A claim that is older than this may have been canceled meanwhile: it is looked at again before the call.
 const FRESH: Duration = Duration::from_millis(10);
+/// A claim whose row somebody else holds is looked at again after this.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// A claimed task and what to call for it.
 pub(super) struct Queued {
@@ -142,39 +147,60 @@ impl Caller {
                 if queued.place.is_some() {
                     batch.push(queued);
                 } else {
-                    self.queue.step_aside();
-                    aside.push(self.placed(queued));
-                    // There is room for others now.
-                    self.store.wake().here(Hints::START);
+                    aside.push(self.later(queued, None));
                 }
             }
-            self.drop_lost(&batch).await;
+            let busy = self.drop_lost(&batch).await;
             for (queued, permit) in batch.into_iter().zip(permits) {
-                if self.held.about_to_call(queued.claimed.id, queued.claimed.run) {
-                    self.call(queued, permit);
+                let claim = queued.claimed.claim_id();
+                match self.held.about_to_call(claim, self.lease) {
+                    Some(true) if !busy.contains(&claim) => self.call(queued, permit),
+                    // Whether it is still ours is not known, or not for long enough.
+                    Some(_) => aside.push(self.later(Queued { place: None, ..queued }, Some(AGAIN))),
+                    None => {}
                 }
             }
         }
     }
 
-    async fn placed(&self, mut queued: Queued) -> Queued {
-        queued.place = Some(self.client.place(&queued.action).await);
-        queued
+    /// Stands aside until its receiver has a place for it, or for a while.
+    fn later(&self, mut queued: Queued, pause: Option<Duration>) -> impl Future<Output = Queued> + use<'_> {
+        self.queue.step_aside();
+        // There is room for others now.
+        self.store.wake().here(Hints::START);
+        async move {
+            match pause {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => queued.place = Some(self.client.place(&queued.action).await),
+            }
+            queued
+        }
     }
 
     /// Asks the database if some of them have waited: what was canceled, or lost to another instance, is not called.
-    /// Those behind them are asked about as well. Under load calls begin one by one, and each would have to ask.
-    async fn drop_lost(&self, batch: &[Queued]) {
+    /// Those behind them are asked about as well. Under load calls begin one by one, and each would have to ask. Answers
+    /// of which it cannot be known, because somebody else holds them.
+    async fn drop_lost(&self, batch: &[Queued]) -> HashSet<ClaimId> {
+        static LIMIT: LogLimit = LogLimit::new();
         let asked = self.held.doubtful(batch);
         if asked.is_empty() {
-            return;
+            return HashSet::new();
         }
+        let (asked, lease) = (asked.as_slice(), self.lease);
+        let confirm = |session: Session| async move { lease::confirm(&session, asked, lease).await };
         let mut wait = Duration::from_millis(50);
         loop {
             let at = Instant::now();
-            match self.store.retrying(|| lease::confirm(&self.store, &asked, self.lease)).await {
-                Ok(ours) => return self.held.keep(&asked, &ours, Some(at)),
-                Err(error) => tracing::warn!(%error, "nothing is called: it is not known whether it may be"),
+            match self.store.retrying(Patience::Brief, confirm).await {
+                Ok(kept) => {
+                    self.held.keep(asked, &kept, Some(at), at + lease / 2);
+                    return kept.busy;
+                }
+                Err(error) => {
+                    if let Some(suppressed) = LIMIT.allows() {
+                        tracing::warn!(%error, suppressed, "nothing is called: it is not known whether it may be");
+                    }
+                }
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_secs(2));
@@ -206,7 +232,7 @@ impl Caller {
                     "on_start failed");
             }
             let result = result.map(|answer| read_answered_action(&answer.body));
-            let _ = results.send(Answered { id: claimed.id, run: claimed.run, result });
+            let _ = results.send(Answered { claim: claimed.claim_id(), run: claimed.run, result, ignored: None });
         });
     }
 }
@@ -238,8 +264,10 @@ impl Keeper {
         if held.is_empty() {
             return Ok(());
         }
-        let ours = self.store.retrying(|| lease::renew(&self.store, &held, self.lease)).await?;
-        self.held.keep(&held, &ours, None);
+        let (held, lease, at) = (held.as_slice(), self.lease, Instant::now());
+        let renew = |session: Session| async move { lease::renew(&session, held, lease).await };
+        let kept = self.store.retrying(Patience::Brief, renew).await?;
+        self.held.keep(held, &kept, None, at + lease);
         Ok(())
     }
 
@@ -248,15 +276,17 @@ impl Keeper {
     pub async fn drain(&self, grace: Duration) {
         let unstarted = self.held.drop_uncalled();
         if !unstarted.is_empty() {
-            let given_back = self
-                .store
-                .retrying(|| async {
-                    let mut tx = self.store.begin(Actor::Loop(Start::NAME)).await?;
-                    let count = transitions::give_back(&mut tx, &unstarted).await?;
-                    tx.commit().await?;
-                    Ok(count)
-                })
-                .await;
+            let unstarted = unstarted.as_slice();
+            let give_back = |session: Session| async move {
+                let mut tx = session.begin(Actor::Loop(Start::NAME)).await?;
+                let count = transitions::give_back(&mut tx, unstarted).await?;
+                tx.commit().await?;
+                Ok(count)
+            };
+            let given_back = match self.store.retrying(Patience::Brief, give_back).await {
+                Err(error) if error.is_busy() => self.store.retrying(Patience::Least, give_back).await,
+                result => result,
+            };
             match given_back {
                 Ok(count) => tracing::info!(count, "unstarted tasks given back"),
                 Err(error) => tracing::warn!(%error, "unstarted tasks not given back: their leases will end"),
@@ -287,11 +317,16 @@ pub(super) struct Held(Arc<Mutex<HashMap<Uuid, Holding>>>);
 
 #[derive(Clone, Copy)]
 struct Holding {
-    run: i32,
+    /// The number of the claim.
+    claim: i32,
     /// When it was last known to be ours.
     known: Instant,
+    /// Until when it is so at least, by the clock of this machine.
+    until: Instant,
     /// Its webhook has been called: from here on only the answer ends it.
     called: bool,
+    /// How much of it is held in memory.
+    bytes: usize,
 }
 
 impl Held {
@@ -303,13 +338,18 @@ impl Held {
         self.map().len()
     }
 
-    pub fn take(&self, id: Uuid, run: i32, known: Instant) {
-        self.map().insert(id, Holding { run, known, called: false });
+    pub fn bytes(&self) -> usize {
+        self.map().values().map(|holding| holding.bytes).sum()
+    }
+
+    pub fn take(&self, claimed: &Claimed, known: Instant, until: Instant) {
+        let holding = Holding { claim: claimed.claim, known, until, called: false, bytes: claimed.bytes };
+        self.map().insert(claimed.id, holding);
     }
 
     /// If it is not certain that all of these are still ours: which to ask about. With them go others that are still to
     /// be called, those first that have not been asked about for longest.
-    fn doubtful(&self, batch: &[Queued]) -> Vec<(Uuid, i32)> {
+    fn doubtful(&self, batch: &[Queued]) -> Vec<ClaimId> {
         let map = self.map();
         let old = |holding: &Holding| !holding.called && holding.known.elapsed() > FRESH;
         if !batch.iter().any(|queued| map.get(&queued.claimed.id).is_some_and(old)) {
@@ -317,54 +357,53 @@ impl Held {
         }
         let soon: HashSet<Uuid> = batch.iter().map(|queued| queued.claimed.id).collect();
         let mut doubtful: Vec<(bool, Instant, Uuid, i32)> =
-            map.iter().filter(|(_, h)| old(h)).map(|(id, h)| (!soon.contains(id), h.known, *id, h.run)).collect();
+            map.iter().filter(|(_, h)| old(h)).map(|(id, h)| (!soon.contains(id), h.known, *id, h.claim)).collect();
         doubtful.sort_unstable();
-        doubtful.into_iter().take(ASKED).map(|(_, _, id, run)| (id, run)).collect()
+        doubtful.into_iter().take(ASKED).map(|(_, _, id, claim)| (id, claim)).collect()
     }
 
-    /// False if it is no longer ours to call.
-    fn about_to_call(&self, id: Uuid, run: i32) -> bool {
-        match self.map().get_mut(&id) {
-            Some(holding) if holding.run == run => {
-                holding.called = true;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    fn all(&self) -> Vec<(Uuid, i32)> {
-        self.map().iter().map(|(id, holding)| (*id, holding.run)).collect()
-    }
-
-    /// Of those that were `asked` about, only `ours` are still ours; what is not, and is not called yet, is dropped. Those
-    /// that are about to be called were ours `at` that time.
-    fn keep(&self, asked: &[(Uuid, i32)], ours: &[Uuid], at: Option<Instant>) {
-        let ours: HashSet<&Uuid> = ours.iter().collect();
+    /// `None`: it is no longer ours to call. `Some(false)`: it is, but its lease is nearly over.
+    fn about_to_call(&self, claim: ClaimId, lease: Duration) -> Option<bool> {
         let mut map = self.map();
-        for (id, run) in asked {
-            match map.get_mut(id).filter(|holding| holding.run == *run) {
-                Some(holding) if ours.contains(id) => holding.known = at.unwrap_or(holding.known),
-                Some(holding) if !holding.called => {
-                    map.remove(id);
+        let holding = map.get_mut(&claim.0).filter(|holding| holding.claim == claim.1)?;
+        holding.called = Instant::now() + lease / 10 < holding.until;
+        Some(holding.called)
+    }
+
+    fn all(&self) -> Vec<ClaimId> {
+        self.map().iter().map(|(id, holding)| (*id, holding.claim)).collect()
+    }
+
+    /// Of those that were `asked` about, only those that were kept are still ours, `until` then at least; what is not,
+    /// and is not called yet, is dropped. Those that are about to be called were ours `at` that time.
+    fn keep(&self, asked: &[ClaimId], kept: &Kept, at: Option<Instant>, until: Instant) {
+        let mut map = self.map();
+        for claim in asked {
+            match map.get_mut(&claim.0).filter(|holding| holding.claim == claim.1) {
+                Some(holding) if kept.ours.contains(claim) => {
+                    holding.known = at.unwrap_or(holding.known);
+                    holding.until = holding.until.max(until);
+                }
+                Some(holding) if !holding.called && !kept.busy.contains(claim) => {
+                    map.remove(&claim.0);
                 }
                 _ => {}
             }
         }
     }
 
-    fn drop_uncalled(&self) -> Vec<(Uuid, i32)> {
+    fn drop_uncalled(&self) -> Vec<ClaimId> {
         let mut map = self.map();
-        let uncalled: Vec<(Uuid, i32)> = map.iter().filter(|(_, h)| !h.called).map(|(id, h)| (*id, h.run)).collect();
+        let uncalled = map.iter().filter(|(_, h)| !h.called).map(|(id, h)| (*id, h.claim)).collect();
         map.retain(|_, h| h.called);
         uncalled
     }
 
-    pub fn done(&self, answers: &[Answered]) {
+    pub fn done(&self, claims: impl Iterator<Item = ClaimId>) {
         let mut map = self.map();
-        for answer in answers {
-            if map.get(&answer.id).is_some_and(|h| h.run == answer.run) {
-                map.remove(&answer.id);
+        for (id, claim) in claims {
+            if map.get(&id).is_some_and(|holding| holding.claim == claim) {
+                map.remove(&id);
             }
         }
     }

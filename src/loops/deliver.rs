@@ -1,6 +1,7 @@
 //! Sends the notifications of the outbox: lease, send many at once with no connection held, mark in batches. One that
 //! waits for its receiver lets the others pass, and is put back before its lease could end.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,13 +11,18 @@ use tokio_util::task::TaskTracker;
 
 use super::runner::{Loop, Tick};
 use crate::domain::webhook::{batch_idempotency_key, idempotency_key, notification_body};
+use crate::log_limit::LogLimit;
 use crate::store::outbox::{self, Leased, Postponed, Sent};
-use crate::store::{self, Actor, Store};
+use crate::store::{self, Actor, Patience, Session, Store};
 use crate::wake::Hints;
 use crate::webhook::{Call, Client, Place};
 
 const LEASE_LIMIT: usize = 200;
 const MARK_LIMIT: usize = 200;
+/// What all that is in flight may have; past it nothing more is leased.
+const IN_FLIGHT_BYTES: usize = 32 * 1024 * 1024;
+/// A result whose notification somebody else holds is written after this, or with the next ones.
+const AGAIN: Duration = Duration::from_millis(200);
 /// Of those that wait for their receiver, how many times the calls at once are held beside what can be sent.
 const WAITING: usize = 8;
 
@@ -38,6 +44,8 @@ pub struct Deliver {
     client: Client,
     settings: Settings,
     in_flight: Arc<AtomicUsize>,
+    /// What those in flight hold in memory.
+    bytes: Arc<AtomicUsize>,
     /// Of those in flight, the ones whose receiver had no place left.
     waiting: Arc<AtomicUsize>,
     calls: Arc<Semaphore>,
@@ -54,10 +62,11 @@ impl Deliver {
     pub fn new(store: Store, client: Client, settings: Settings) -> (Deliver, Marks) {
         let (results, incoming) = mpsc::unbounded_channel();
         let in_flight = Arc::new(AtomicUsize::new(0));
-        let marks = Marks { store: store.clone(), in_flight: Arc::clone(&in_flight), incoming };
+        let marks = Marks { store: store.clone(), in_flight: Arc::clone(&in_flight), incoming, late: Vec::new() };
+        let bytes = Arc::default();
         let (waiting, calls) = (Arc::default(), Arc::new(Semaphore::new(settings.concurrency)));
         let tracker = TaskTracker::new();
-        (Deliver { store, client, settings, in_flight, waiting, calls, tracker, results }, marks)
+        (Deliver { store, client, settings, in_flight, bytes, waiting, calls, tracker, results }, marks)
     }
 
     /// The sends under way, to wait for at the end.
@@ -72,6 +81,8 @@ impl Deliver {
 
     fn send(&self, delivery: Leased) {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
+        self.bytes.fetch_add(delivery.bytes, Ordering::AcqRel);
+        let bytes = Arc::clone(&self.bytes);
         let (client, results, settings) = (self.client.clone(), self.results.clone(), self.settings);
         let (calls, waiting) = (Arc::clone(&self.calls), Arc::clone(&self.waiting));
         let place = client.try_place(&delivery.action);
@@ -95,6 +106,7 @@ impl Deliver {
                 Ok((place, _permit)) => Outcome::Sent(send(&client, &delivery, &settings, place).await),
                 Err(_) => Outcome::NotSent(postponed(&delivery, settings.patience)),
             };
+            bytes.fetch_sub(delivery.bytes, Ordering::AcqRel);
             let _ = results.send(outcome);
         });
     }
@@ -119,26 +131,24 @@ impl Loop for Deliver {
 
     async fn tick(&self) -> store::Result<Tick> {
         let room = self.room();
-        if room == 0 {
+        if room == 0 || self.bytes.load(Ordering::Acquire) > IN_FLIGHT_BYTES {
             return Ok(Tick::default());
         }
         let limit = room.min(LEASE_LIMIT);
-        let (leased, due_in) = self
-            .store
-            .retrying(|| async {
-                let mut tx = self.store.begin_lease(Actor::Loop(Self::NAME)).await?;
-                let count = i64::try_from(limit).unwrap_or(i64::MAX);
-                let leased = outbox::lease(&mut tx, count, self.settings.lease).await?;
-                let due_in = outbox::next_due(&mut tx).await?;
-                tx.commit().await?;
-                Ok((leased, due_in))
-            })
-            .await?;
+        let lease = |session: Session| async move {
+            let mut tx = session.begin_lease(Actor::Loop(Self::NAME)).await?;
+            let count = i64::try_from(limit).unwrap_or(i64::MAX);
+            let (leased, more) = outbox::lease(&mut tx, count, self.settings.lease).await?;
+            let due_in = outbox::next_due(&mut tx).await?;
+            tx.commit().await?;
+            Ok((leased, more, due_in))
+        };
+        let (leased, more, due_in) = self.store.retrying(Patience::Brief, lease).await?;
         let processed = leased.len();
         for delivery in leased {
             self.send(delivery);
         }
-        Ok(Tick { processed: processed as u64, more: processed == limit, due_in })
+        Ok(Tick { processed: processed as u64, more, due_in })
     }
 }
 
@@ -194,6 +204,8 @@ pub struct Marks {
     store: Store,
     in_flight: Arc<AtomicUsize>,
     incoming: mpsc::UnboundedReceiver<Outcome>,
+    /// Results of notifications that somebody else holds.
+    late: Vec<Sent>,
 }
 
 impl Marks {
@@ -203,12 +215,26 @@ impl Marks {
 
     /// Waits for results and writes what has come; false when no more can come.
     pub async fn write_some(&mut self) -> bool {
+        static LIMIT: LogLimit = LogLimit::new();
         let mut outcomes = Vec::with_capacity(MARK_LIMIT);
-        let count = self.incoming.recv_many(&mut outcomes, MARK_LIMIT).await;
-        if count == 0 {
+        let receiving = self.incoming.recv_many(&mut outcomes, MARK_LIMIT);
+        let count = if self.late.is_empty() {
+            receiving.await
+        } else {
+            // With the next ones, or a little later.
+            match tokio::time::timeout(AGAIN, receiving).await {
+                Ok(0) => {
+                    tokio::time::sleep(AGAIN).await;
+                    0
+                }
+                Ok(count) => count,
+                Err(_) => 0,
+            }
+        };
+        if count == 0 && self.late.is_empty() {
             return false;
         }
-        let (mut sent, mut not_sent) = (Vec::new(), Vec::new());
+        let (mut sent, mut not_sent) = (std::mem::take(&mut self.late), Vec::new());
         for outcome in outcomes {
             match outcome {
                 Outcome::Sent(one) => sent.push(one),
@@ -216,25 +242,42 @@ impl Marks {
             }
         }
         if !not_sent.is_empty()
-            && let Err(error) = self.store.retrying(|| outbox::postpone(&self.store, &not_sent)).await
+            && let Err(error) = self.postpone(&not_sent).await
         {
             tracing::warn!(%error, count = not_sent.len(), "notifications not put back: their leases will end");
         }
         let mut wait = Duration::from_millis(50);
-        while !sent.is_empty()
-            && let Err(error) = self.store.retrying(|| outbox::mark(&self.store, &sent)).await
-        {
+        while !sent.is_empty() {
+            let error = match self.mark(&sent).await {
+                Ok(busy) => {
+                    self.late = sent.into_iter().filter(|one| busy.contains(&one.id)).collect();
+                    break;
+                }
+                Err(error) => error,
+            };
             if !error.is_unavailable() {
-                tracing::error!(%error, results = count, "results of notifications are lost: they will be sent again");
+                tracing::error!(%error, results = sent.len(), "results of notifications are lost: they will be sent again");
                 break;
             }
-            tracing::warn!(%error, results = count, "results of notifications are not written yet");
+            if let Some(suppressed) = LIMIT.allows() {
+                tracing::warn!(%error, results = sent.len(), suppressed, "results of notifications are not written yet");
+            }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_secs(2));
         }
         self.in_flight.fetch_sub(count, Ordering::AcqRel);
         self.store.wake().here(Hints::DELIVER);
         true
+    }
+
+    async fn mark(&self, sent: &[Sent]) -> store::Result<HashSet<i64>> {
+        let mark = |session: Session| async move { outbox::mark(&session, sent).await };
+        self.store.retrying(Patience::Brief, mark).await
+    }
+
+    async fn postpone(&self, not_sent: &[Postponed]) -> store::Result<()> {
+        let postpone = |session: Session| async move { outbox::postpone(&session, not_sent).await };
+        self.store.retrying(Patience::Brief, postpone).await
     }
 }
 

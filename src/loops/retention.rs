@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::{self, Store, fairness, idempotency, retention, slots};
+use crate::store::{self, Patience, Session, Store, fairness, idempotency, matchers, retention, slots};
 
 const LIMIT: i64 = 5000;
 
@@ -23,11 +23,20 @@ impl Loop for Retention {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        let keys = idempotency::forget(&self.store, self.idempotency_ttl, LIMIT).await?;
-        let idle = slots::forget_idle(&self.store, LIMIT).await? + fairness::forget_idle(&self.store, LIMIT).await?;
+        let (store, days, ttl) = (&self.store, self.days, self.idempotency_ttl);
+        let least = Patience::Least;
+        let keys = store.retrying(least, |s| async move { idempotency::forget(&s, ttl, LIMIT).await }).await?;
+        let mut idle = store.retrying(least, |s| async move { slots::forget_idle(&s, LIMIT).await }).await?;
+        idle += store.retrying(least, |s| async move { fairness::forget_idle(&s, LIMIT).await }).await?;
+        // Claims that are under way keep it from closing the gate: next time, then.
+        match store.retrying(least, |s| async move { matchers::forget_unused(&s).await }).await {
+            Err(error) if error.is_busy() => {}
+            forgotten => idle += forgotten?,
+        }
         let mut tasks = 0;
-        if self.days > 0 {
-            tasks = self.store.retrying(|| retention::delete_finished(&self.store, self.days, LIMIT)).await?;
+        if days > 0 {
+            let delete = |s: Session| async move { retention::delete_finished(&s, days, LIMIT).await };
+            tasks = store.retrying(least, delete).await?;
         }
         let more = keys.max(idle) >= LIMIT.cast_unsigned() || tasks > 0;
         Ok(Tick { processed: keys + idle + tasks, more, due_in: None })

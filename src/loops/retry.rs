@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::{self, Actor, Store, stats, transitions};
+use crate::store::{self, Actor, Patience, Session, Store, stats, transitions};
 use crate::wake::Hints;
 
 const LIMIT: i64 = 1000;
@@ -25,14 +25,18 @@ impl Loop for Retry {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        self.store
-            .retrying(|| async {
-                let mut tx = self.store.begin(Actor::Loop(Self::NAME)).await?;
-                let processed = transitions::release_due(&mut tx, LIMIT).await?;
-                let due_in = stats::next_release(&mut tx).await?;
-                tx.commit().await?;
-                Ok(Tick { processed, more: processed >= LIMIT.cast_unsigned(), due_in })
-            })
-            .await
+        match self.store.retrying(Patience::Brief, release).await {
+            // The counters of some batch are in other hands: they are settled later.
+            Err(error) if error.is_busy() => self.store.retrying(Patience::Least, release).await,
+            result => result,
+        }
     }
+}
+
+async fn release(session: Session) -> store::Result<Tick> {
+    let mut tx = session.begin(Actor::Loop(Retry::NAME)).await?;
+    let processed = transitions::release_due(&mut tx, LIMIT).await?;
+    let due_in = stats::next_release(&mut tx).await?;
+    tx.commit().await?;
+    Ok(Tick { processed, more: processed >= LIMIT.cast_unsigned(), due_in })
 }

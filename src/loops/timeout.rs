@@ -1,19 +1,35 @@
-//! Running tasks without a sign of life fail; claims whose instance died go back into the queue.
+//! Running tasks without a sign of life fail; claims whose instance died go back into the queue. A task that cannot be had,
+//! because somebody else holds it or what hangs on it, keeps nobody else waiting.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
+
+use super::held_back::HeldBack;
 use super::runner::{Loop, Tick};
-use crate::domain::lifecycle::{Event, decide};
+use crate::domain::lifecycle::{Event, Moment, decide};
 use crate::domain::status::Status;
 use crate::domain::task::Task;
-use crate::store::{self, Actor, Store, dead_ends, lock, progress, stats, transitions};
+use crate::store::lock::Locked;
+use crate::store::outages::{self, Outages};
+use crate::store::{self, Actor, Patience, Session, Store, Tx, dead_ends, lock, progress, stats, transitions};
 use crate::wake::Hints;
 
 const LIMIT: i64 = 500;
 
 pub struct Timeout {
-    pub store: Store,
-    pub interval: Duration,
+    store: Store,
+    interval: Duration,
+    held_back: Mutex<HeldBack<Uuid>>,
+}
+
+/// What a transaction looked at.
+struct Expired {
+    ids: Vec<Uuid>,
+    ended: u64,
+    due_in: Option<f64>,
 }
 
 impl Loop for Timeout {
@@ -28,34 +44,105 @@ impl Loop for Timeout {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        self.store.retrying(|| self.expire()).await
+        let but = self.held_back().now();
+        let expire = |session| async { self.expire(session, &Which::MostOverdue { but: &but }).await };
+        match self.store.retrying(Patience::Brief, expire).await {
+            Ok(Some(expired)) => {
+                let more = expired.ids.len() as u64 >= LIMIT.cast_unsigned();
+                Ok(Tick { processed: expired.ended, more, due_in: expired.due_in })
+            }
+            Ok(None) => Ok(Tick { due_in: Some(outages::BEAT.as_secs_f64()), ..Tick::default() }),
+            Err(error) if error.is_busy() => self.one_by_one(&but).await,
+            Err(error) => Err(error),
+        }
     }
 }
 
+enum Which<'a> {
+    MostOverdue { but: &'a [Uuid] },
+    Only(Uuid),
+}
+
 impl Timeout {
-    async fn expire(&self) -> store::Result<Tick> {
-        let mut tx = self.store.begin(Actor::Loop(Self::NAME)).await?;
-        let event = |task: &Task| if task.status == Status::Claimed { Event::LeaseRanOut } else { Event::TimedOut };
-        let locked = lock::timed_out(&mut tx, LIMIT).await?;
-        let locked = dead_ends::widen(&mut tx, locked, |task, moment| decide(task, &event(task), moment)).await?;
-        let (mut decided, mut alive) = (Vec::new(), Vec::new());
-        for task in &locked.tasks {
-            let event = event(task);
-            if task.has_sign_of_life(locked.moment.now) {
-                alive.push(task.id);
-            }
-            if let Ok(Some(transition)) = decide(task, &event, locked.moment) {
-                tracing::info!(task.id = %task.id, batch.id = %task.batch_id, run = task.run, ?event, "task overdue");
-                decided.push(transition);
-            }
-        }
-        transitions::apply(&mut tx, &decided, locked.moment).await?;
-        if !alive.is_empty() {
-            progress::put_off(&mut tx, &alive).await?;
-        }
-        let due_in = stats::next_timeout(&mut tx).await?;
-        tx.commit().await?;
-        let more = locked.tasks.len() as u64 >= LIMIT.cast_unsigned();
-        Ok(Tick { processed: decided.len() as u64, more, due_in })
+    pub fn new(store: Store, interval: Duration) -> Timeout {
+        Timeout { store, interval, held_back: Mutex::default() }
     }
+
+    fn held_back(&self) -> MutexGuard<'_, HeldBack<Uuid>> {
+        self.held_back.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One of them needs what somebody else holds: each for itself.
+    async fn one_by_one(&self, but: &[Uuid]) -> store::Result<Tick> {
+        let overdue = self.store.reading(async |tx| lock::overdue(tx, LIMIT, but).await).await?;
+        let (mut ended, more) = (0, overdue.len() as u64 >= LIMIT.cast_unsigned());
+        for id in overdue {
+            let expire = |session| async move { self.expire(session, &Which::Only(id)).await };
+            match self.store.retrying(Patience::Least, expire).await {
+                Ok(expired) => {
+                    ended += expired.map_or(0, |expired| expired.ended);
+                    self.held_back().remove(&id);
+                }
+                Err(error) if error.is_busy() => self.held_back().add(id),
+                Err(error) => return Err(error),
+            }
+        }
+        self.held_back().forget_old();
+        Ok(Tick { processed: ended, more, due_in: None })
+    }
+
+    /// `None`: it is not known yet for how long nobody could report, so nothing is overdue.
+    async fn expire(&self, session: Session, which: &Which<'_>) -> store::Result<Option<Expired>> {
+        let mut tx = session.begin(Actor::Loop(Self::NAME)).await?;
+        let Some(outages) = outages::known(&mut tx).await? else {
+            tx.rollback().await?;
+            return Ok(None);
+        };
+        let locked = match which {
+            Which::MostOverdue { but } => lock::timed_out(&mut tx, LIMIT, but).await?,
+            Which::Only(id) => lock::free_tasks(&mut tx, &[*id]).await?,
+        };
+        let expired = expire_locked(&mut tx, locked, &outages).await?;
+        tx.commit().await?;
+        Ok(Some(expired))
+    }
+}
+
+async fn expire_locked(tx: &mut Tx, locked: Locked, outages: &Outages) -> store::Result<Expired> {
+    let event = |task: &Task| if task.status == Status::Claimed { Event::LeaseRanOut } else { Event::TimedOut };
+    let overdue = |task: &Task, moment: Moment| later_deadline(task, outages, moment.now).is_none();
+    let decide = |task: &Task, moment: Moment| match overdue(task, moment) {
+        true => decide(task, &event(task), moment),
+        false => Ok(None),
+    };
+    let locked = dead_ends::widen(tx, locked, decide).await?;
+    let (mut decided, mut put_off) = (Vec::new(), Vec::new());
+    for task in &locked.tasks {
+        if let Some(deadline) = later_deadline(task, outages, locked.moment.now) {
+            put_off.push((task.id, deadline));
+        }
+        if let Ok(Some(transition)) = decide(task, locked.moment) {
+            tracing::info!(task.id = %task.id, batch.id = %task.batch_id, run = task.run, event = ?event(task), "task overdue");
+            decided.push(transition);
+        }
+    }
+    transitions::apply(tx, &decided, locked.moment).await?;
+    if !put_off.is_empty() {
+        progress::put_off(tx, &put_off).await?;
+    }
+    let due_in = stats::next_timeout(tx).await?;
+    let ids = locked.tasks.iter().map(|task| task.id).collect();
+    Ok(Expired { ids, ended: decided.len() as u64, due_in })
+}
+
+/// When a task that is being executed is really overdue, if not yet: its last sign of life has moved its deadline, and
+/// time in which nobody could report does not count.
+fn later_deadline(task: &Task, outages: &Outages, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
+    let deadline = match task.status {
+        Status::Running => task.last_updated + TimeDelta::seconds(i64::from(task.timeout_secs)),
+        Status::Claimed => task.timeout_at?,
+        _ => return None,
+    };
+    let deadline = deadline + outages.between(task.last_updated, now);
+    (deadline > now && task.timeout_at.is_some_and(|at| at <= now)).then_some(deadline)
 }

@@ -16,7 +16,7 @@ pub async fn tell(store: Store, shutdown: CancellationToken) {
             hints = store.wake().outgoing() => hints,
             () = shutdown.cancelled() => return,
         };
-        if let Err(error) = store.in_time(store.notify(hints)).await {
+        if let Err(error) = store.notify(hints).await {
             tracing::debug!(%error, "other instances were not told");
         }
         tokio::time::sleep(PAUSE).await;
@@ -54,7 +54,7 @@ async fn listen_until_error(store: &Store) {
         // Nobody says anything, or the connection has fallen silent.
         let heard = match tokio::time::timeout(store.limit(), listener.hinted()).await {
             Ok(hinted) => hinted.map(|hints| store.wake().here(hints)),
-            Err(_) => store.in_time(listener.check()).await,
+            Err(_) => listener.check().await,
         };
         if let Err(error) = heard {
             return tracing::debug!(%error, "lost the other instances");

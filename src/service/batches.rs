@@ -8,7 +8,7 @@ use crate::domain::rules::RulesChange;
 use crate::domain::status::Status;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::lists::{self, BatchFilter, Page};
-use crate::store::{self, lock, matchers, query, slots, transitions};
+use crate::store::{self, Session, lock, query, slots, transitions};
 
 /// Tasks of a batch that one transaction changes: others wait for its locks no longer than that takes.
 const CHUNK: i64 = 1000;
@@ -33,7 +33,7 @@ impl Service {
         let mut canceled = [0i32; 9];
         let mut below = None;
         loop {
-            let chunk = self.store.retrying(|| self.stop_chunk(id, below)).await?;
+            let chunk = self.store.alone(|session| self.stop_chunk(session, id, below)).await?;
             let Some(first) = chunk.first else { break };
             below = Some(first);
             for status in chunk.canceled {
@@ -63,13 +63,13 @@ impl Service {
             let line = |(task, problem)| format!("rules: task {task}: {problem}");
             return Err(Error::Invalid(problems.into_iter().map(line).collect()));
         }
-        matchers::register(&self.store, &change.rules).await?;
+        self.register(&change.rules).await?;
         let (mut updated, mut after) = (0, None);
         loop {
             let chunk = self
                 .store
-                .retrying(|| async {
-                    let mut tx = self.begin().await?;
+                .alone(|session| async move {
+                    let mut tx = self.begin(&session).await?;
                     let changed = slots::change_rules(&mut tx, id, change, after, CHUNK).await?;
                     tx.commit().await?;
                     Ok(changed)
@@ -82,8 +82,8 @@ impl Service {
         Ok(ChangedRules { batch_id: id, kind: change.kind.clone(), updated_count: updated })
     }
 
-    async fn stop_chunk(&self, id: Uuid, below: Option<Uuid>) -> store::Result<Chunk> {
-        let mut tx = self.begin().await?;
+    async fn stop_chunk(&self, session: Session, id: Uuid, below: Option<Uuid>) -> store::Result<Chunk> {
+        let mut tx = self.begin(&session).await?;
         let (locked, first) = lock::last_of_batch(&mut tx, id, below, CHUNK).await?;
         let decided: Vec<Transition> = locked
             .tasks

@@ -3,8 +3,8 @@
 use super::{Error, Result, Service};
 use crate::domain::view::Delivery;
 use crate::store::lists::Page;
-use crate::store::outbox;
 use crate::store::query::{self, DeliveryFilter};
+use crate::store::{Session, outbox};
 
 impl Service {
     pub async fn deliveries(&self, filter: &DeliveryFilter, page: Page<i64>, limit: i64) -> Result<Vec<Delivery>> {
@@ -14,7 +14,8 @@ impl Service {
     /// Sends a notification again; one that is still being tried stays as it is.
     pub async fn redeliver(&self, id: i64) -> Result<Delivery> {
         let missing = || Error::NotFound { what: "delivery", id: id.to_string() };
-        outbox::redeliver(&self.store, id).await?.ok_or_else(missing)?;
+        let redeliver = |session: Session| async move { outbox::redeliver(&session, id).await };
+        self.store.alone(redeliver).await?.ok_or_else(missing)?;
         let filter = DeliveryFilter { id: Some(id), ..DeliveryFilter::default() };
         let found = self.deliveries(&filter, Page::Offset(0), 1).await?;
         found.into_iter().next().ok_or_else(missing)

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::domain::status::Status;
 use crate::store::progress::Sign;
-use crate::store::{self, Actor, Store, Tx};
+use crate::store::{self, Actor, Session, Store, Tx};
 
 use together::Together;
 
@@ -84,8 +84,8 @@ impl Service {
         &self.store
     }
 
-    async fn begin(&self) -> store::Result<Tx> {
-        self.store.begin(self.actor.clone()).await
+    async fn begin(&self, session: &Session) -> store::Result<Tx> {
+        session.begin(self.actor.clone()).await
     }
 }
 

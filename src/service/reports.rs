@@ -14,7 +14,7 @@ use crate::domain::task::{Flags, Task};
 use crate::domain::view::WholeTask;
 use crate::store::lock::Locked;
 use crate::store::progress::{self, Sign};
-use crate::store::{self, Actor, Tx, attempts, dead_ends, lock, query, transitions, whole};
+use crate::store::{self, Actor, Patience, Session, Tx, attempts, dead_ends, lock, query, transitions, whole};
 
 /// How often a change is left to a lane. Whoever has its task locked has done so for a moment, mostly to write that it was
 /// started; a transaction and a connection of its own is for what is locked for longer.
@@ -49,6 +49,8 @@ impl Job for Sign {
 pub enum Done {
     /// As it now is.
     Task(Box<WholeTask>),
+    /// It is changed, and too large to be read with the others.
+    Changed,
     Refused(Box<Task>),
     TooLarge(usize),
     Missing,
@@ -66,21 +68,24 @@ impl Service {
         let run = patch.run;
         let job = Change { id, patch, actor: self.actor.clone() };
         for _ in 0..TIMES_TOGETHER {
-            if let Some(done) = self.lanes.changes.submit(job.clone(), |jobs| self.change(jobs)).await? {
-                return self.answer(id, done, run);
+            match self.lanes.changes.submit(job.clone(), |jobs| self.change(jobs)).await {
+                Ok(Some(done)) => return self.done(id, done, run).await,
+                Ok(None) => {}
+                Err(error) if error.is_busy() => break,
+                Err(error) => return Err(error.into()),
             }
         }
-        let done = Box::pin(self.store.retrying(|| self.change_alone(&job))).await?;
-        self.answer(id, done, run)
+        let done = Box::pin(self.store.waiting(|session| self.change_alone(session, &job))).await?;
+        self.done(id, done, run).await
     }
 
     /// A sign of life, durable when this returns.
     pub async fn progress(&self, id: Uuid, run: Option<i32>, counters: Progress) -> Result<()> {
         let Progress { success, failures } = counters;
         let sign = Sign { id, run, success, failures, expected_count: None, priority: None };
-        if self.lanes.signs.submit(sign.clone(), |signs| self.sign(signs)).await?
-            || self.lanes.bound_signs.submit(sign.clone(), |signs| self.sign_bound(signs)).await?
-            || Box::pin(self.store.retrying(|| self.sign_alone(&sign))).await?
+        if written(self.lanes.signs.submit(sign.clone(), |signs| self.sign(signs)).await)?
+            || written(self.lanes.bound_signs.submit(sign.clone(), |signs| self.sign_bound(signs)).await)?
+            || self.sign_waiting(&sign).await?
         {
             return Ok(());
         }
@@ -88,9 +93,34 @@ impl Service {
         Err(conflict(status, current, run))
     }
 
+    /// Waits for whoever holds the task, or the slots that it occupies. If that takes too long, at least that its worker
+    /// lives is noted: it must not time out while it tries.
+    async fn sign_waiting(&self, sign: &Sign) -> store::Result<bool> {
+        let error = match Box::pin(self.store.waiting(|session| self.sign_alone(session, sign))).await {
+            Err(error) if error.is_busy() => error,
+            result => return result,
+        };
+        let touch = |session: Session| async move {
+            let mut tx = self.begin(&session).await?;
+            progress::touch(&mut tx, sign.id, sign.run).await?;
+            tx.commit().await
+        };
+        self.store.retrying(Patience::Least, touch).await?;
+        Err(error)
+    }
+
+    /// The answer, with the task read again where it was too large to be read with others.
+    async fn done(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<WholeTask> {
+        match done {
+            Done::Changed => whole::task(&self.store, id).await?.ok_or_else(|| no_task(id)),
+            done => self.answer(id, done, run),
+        }
+    }
+
     pub(super) fn answer(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<WholeTask> {
         match done {
             Done::Task(task) => Ok(*task),
+            Done::Changed => Err(no_task(id)),
             Done::Refused(task) => Err(conflict(task.status, task.run, run)),
             Done::Missing => Err(no_task(id)),
             Done::TooLarge(size) => {
@@ -103,11 +133,20 @@ impl Service {
 
     /// False: it was not written. Its task occupies slots, is in other hands, has ended, is at another run, or is not there.
     async fn sign(&self, signs: Vec<Sign>) -> Vec<store::Result<bool>> {
-        one_fails_alone(&signs, |signs| self.store.retrying(move || self.sign_free(signs))).await
+        one_fails_alone(&signs, |signs, patience| {
+            self.store.retrying(patience, move |session| async move {
+                match patience {
+                    Patience::Brief => self.sign_free(session, signs).await,
+                    // Counters that somebody else holds are settled later, which that statement cannot do.
+                    Patience::Least | Patience::Long => self.sign_bound_free(session, signs).await,
+                }
+            })
+        })
+        .await
     }
 
-    async fn sign_free(&self, signs: &[Sign]) -> store::Result<Vec<bool>> {
-        let mut tx = self.begin().await?;
+    async fn sign_free(&self, session: Session, signs: &[Sign]) -> store::Result<Vec<bool>> {
+        let mut tx = self.begin(&session).await?;
         let written: HashSet<Uuid> = progress::add_free(&mut tx, &added_up(signs)).await?.into_iter().collect();
         tx.commit().await?;
         Ok(signs.iter().map(|sign| written.contains(&sign.id)).collect())
@@ -115,11 +154,14 @@ impl Service {
 
     /// The same where slots may have to know what is left to do.
     async fn sign_bound(&self, signs: Vec<Sign>) -> Vec<store::Result<bool>> {
-        one_fails_alone(&signs, |signs| self.store.retrying(move || self.sign_bound_free(signs))).await
+        one_fails_alone(&signs, |signs, patience| {
+            self.store.retrying(patience, move |session| self.sign_bound_free(session, signs))
+        })
+        .await
     }
 
-    async fn sign_bound_free(&self, signs: &[Sign]) -> store::Result<Vec<bool>> {
-        let mut tx = self.begin().await?;
+    async fn sign_bound_free(&self, session: Session, signs: &[Sign]) -> store::Result<Vec<bool>> {
+        let mut tx = self.begin(&session).await?;
         let free = lock::free(&mut tx, &signs.iter().map(|sign| sign.id).collect::<Vec<_>>()).await?;
         let sums: Vec<Sign> = added_up(signs).into_iter().filter(|sign| free.contains(&sign.id)).collect();
         let written: HashSet<Uuid> = progress::record(&mut tx, &sums).await?.into_iter().collect();
@@ -127,8 +169,8 @@ impl Service {
         Ok(signs.iter().map(|sign| written.contains(&sign.id)).collect())
     }
 
-    async fn sign_alone(&self, sign: &Sign) -> store::Result<bool> {
-        let mut tx = self.begin().await?;
+    async fn sign_alone(&self, session: Session, sign: &Sign) -> store::Result<bool> {
+        let mut tx = self.begin(&session).await?;
         let written = progress::record(&mut tx, std::slice::from_ref(sign)).await?;
         tx.commit().await?;
         Ok(!written.is_empty())
@@ -136,12 +178,15 @@ impl Service {
 
     /// `None`: the task is in other hands, or not there. A lane waits for nobody, or one lock would hold up all.
     async fn change(&self, jobs: Vec<Change>) -> Vec<store::Result<Option<Done>>> {
-        one_fails_alone(&jobs, |jobs| self.store.retrying(move || self.change_free(jobs))).await
+        one_fails_alone(&jobs, |jobs, patience| {
+            self.store.retrying(patience, move |session| self.change_free(session, jobs))
+        })
+        .await
     }
 
-    async fn change_free(&self, jobs: &[Change]) -> store::Result<Vec<Option<Done>>> {
+    async fn change_free(&self, session: Session, jobs: &[Change]) -> store::Result<Vec<Option<Done>>> {
         let Some(first) = jobs.first() else { return Ok(Vec::new()) };
-        let mut tx = self.store.begin(first.actor.clone()).await?;
+        let mut tx = session.begin(first.actor.clone()).await?;
         let (locked, views) = whole::free(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
         let free: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
         let of_free: Vec<&Change> = jobs.iter().filter(|job| free.contains(&job.id)).collect();
@@ -149,8 +194,8 @@ impl Service {
         Ok(jobs.iter().map(|job| if free.contains(&job.id) { done.next() } else { None }).collect())
     }
 
-    async fn change_alone(&self, job: &Change) -> store::Result<Done> {
-        let mut tx = self.store.begin(job.actor.clone()).await?;
+    async fn change_alone(&self, session: Session, job: &Change) -> store::Result<Done> {
+        let mut tx = session.begin(job.actor.clone()).await?;
         let locked = lock::by_ids(&mut tx, &[job.id]).await?;
         Ok(self.change_in(tx, locked, HashMap::new(), &[job]).await?.pop().unwrap_or(Done::Missing))
     }
@@ -221,7 +266,7 @@ impl Service {
         // Mostly nothing but what was decided has changed. Looking for dead ends may have let go of the tasks in between.
         let looked_up = |task: &Task| task.flags.has(Flags::DEAD_END) || task.flags.has(Flags::TELLS_PARENTS);
         if views.is_empty() || !signs.is_empty() || locked.tasks.iter().any(looked_up) {
-            views = whole::tasks_in(&mut tx, &ids).await?;
+            views = whole::small_tasks_in(&mut tx, &ids).await?;
         } else {
             for task in decided.iter().map(Transition::task) {
                 views.entry(task.id).and_modify(|view| view.follow(task, locked.moment.now));
@@ -229,10 +274,18 @@ impl Service {
         }
         tx.commit().await?;
         let done = |(outcome, id): (Outcome, &Uuid)| match outcome {
-            Outcome::Task => views.remove(id).map_or(Done::Missing, |task| Done::Task(Box::new(task))),
+            Outcome::Task => views.remove(id).map_or(Done::Changed, |task| Done::Task(Box::new(task))),
             Outcome::Other(done) => done,
         };
         Ok(outcomes.into_iter().zip(&ids).map(done).collect())
+    }
+}
+
+/// What is in other hands is not written yet.
+fn written(result: store::Result<bool>) -> store::Result<bool> {
+    match result {
+        Err(error) if error.is_busy() => Ok(false),
+        result => result,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::domain::status::Status;
 use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedTask, WholeTask};
 use crate::store::lists::Page;
 use crate::store::revival::Targets;
-use crate::store::{self, Actor, attempts, history, policies, query, retry_stats, revival, whole};
+use crate::store::{self, Actor, Session, attempts, history, policies, query, retry_stats, revival, whole};
 
 /// How a retry by hand went inside its transaction.
 enum Done {
@@ -26,7 +26,7 @@ enum Done {
 impl Service {
     /// Executes a task again, now, whatever its retries say; a scheduled retry is dropped.
     pub async fn retry_task(&self, id: Uuid, request: &RetryRequest) -> Result<RetriedTask> {
-        match self.store.retrying(|| self.retry_task_once(id, request)).await? {
+        match self.store.alone(|session| self.retry_task_once(session, id, request)).await? {
             Done::Task(retried) => Ok(*retried),
             Done::Refused(why) => Err(self.refusal(id, why).await?),
             Done::Batch(_) | Done::Missing => Err(no_task(id)),
@@ -38,15 +38,15 @@ impl Service {
         if !query::batch_exists(&self.store, id).await? {
             return Err(no_batch(id));
         }
-        match self.store.retrying(|| self.retry_batch_once(id, request)).await? {
+        match self.store.alone(|session| self.retry_batch_once(session, id, request)).await? {
             Done::Batch(retried) => Ok(retried),
             Done::Refused(why) => Err(self.refusal(id, why).await?),
             Done::Task(_) | Done::Missing => Err(no_batch(id)),
         }
     }
 
-    async fn retry_task_once(&self, id: Uuid, request: &RetryRequest) -> store::Result<Done> {
-        let mut tx = self.wanted_by(request).begin().await?;
+    async fn retry_task_once(&self, session: Session, id: Uuid, request: &RetryRequest) -> store::Result<Done> {
+        let mut tx = self.wanted_by(request).begin(&session).await?;
         let decided = match revival::decide(&mut tx, &Targets::Named(id), request.cascade, self.stuck_after).await? {
             Ok(decided) => decided,
             Err(why) => {
@@ -67,8 +67,8 @@ impl Service {
         Ok(task.map_or(Done::Missing, |task| Done::Task(retried(task))))
     }
 
-    async fn retry_batch_once(&self, id: Uuid, request: &RetryRequest) -> store::Result<Done> {
-        let mut tx = self.wanted_by(request).begin().await?;
+    async fn retry_batch_once(&self, session: Session, id: Uuid, request: &RetryRequest) -> store::Result<Done> {
+        let mut tx = self.wanted_by(request).begin(&session).await?;
         let failed = Targets::Failed(revival::failed_of_batch(&mut tx, id).await?);
         let decided = match revival::decide(&mut tx, &failed, request.cascade, self.stuck_after).await? {
             Ok(decided) => decided,

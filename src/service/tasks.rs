@@ -9,15 +9,17 @@ use super::together::{Job, one_fails_alone};
 use super::{Error, Result, Service, no_task};
 use crate::domain::lifecycle::{Event, decide};
 use crate::domain::new_task::NewBatch;
+use crate::domain::rules::Rule;
 use crate::domain::task::Task;
 use crate::domain::view::{BasicTask, Timestamp, WholeTask};
 use crate::store::create::{self, Circumstances, New};
 use crate::store::idempotency::{self, Key, Seen};
 use crate::store::lists::{self, Page, TaskFilter};
-use crate::store::{self, Actor, Tx, dead_ends, fairness, lock, matchers, policies, transitions, whole};
+use crate::store::{self, Actor, Session, Tx, dead_ends, fairness, lock, matchers, policies, transitions, whole};
 
-/// New tasks of several requests that are stored by one transaction at most.
+/// New tasks of several requests that are stored by one transaction at most, and about how many bytes.
 const TASKS_TOGETHER: usize = 1000;
+const BYTES_TOGETHER: usize = 4 * 1024 * 1024;
 
 /// A new batch; without tasks nothing was stored.
 #[derive(Debug)]
@@ -44,9 +46,11 @@ impl Job for Creation {
     /// The audit trail names one actor per transaction. A large batch gains nothing by company.
     fn joins(&self, others: &[Creation]) -> bool {
         let tasks = |creation: &Creation| creation.batch.tasks.len();
+        let bytes = |creation: &Creation| creation.batch.bytes;
         others.is_empty()
             || others.iter().all(|other| other.actor == self.actor)
                 && others.iter().map(tasks).sum::<usize>() + tasks(self) <= TASKS_TOGETHER
+                && others.iter().map(bytes).sum::<usize>() + bytes(self) <= BYTES_TOGETHER
     }
 }
 
@@ -57,7 +61,7 @@ impl Service {
             return Ok(Created { batch_id: Uuid::now_v7(), tasks: Vec::new() });
         }
         let defaults = policies::by_kind(&self.store).await?;
-        matchers::register(&self.store, batch.tasks.iter().flat_map(|task| &task.rules)).await?;
+        self.register(batch.tasks.iter().flat_map(|task| &task.rules)).await?;
         let keys: Vec<(i16, &str)> = batch.tasks.iter().map(|task| (task.priority, batch.fair_key_of(task))).collect();
         let turns = fairness::turns(&self.store, &keys).await?;
         let batch = Arc::new(batch);
@@ -68,7 +72,8 @@ impl Service {
         };
         let compares = batch.tasks.iter().any(|task| !task.dedupe_strategy.is_empty());
         let created = if key.is_some() || compares {
-            Box::pin(self.store.retrying(|| self.create_alone(&wanted, key))).await?.ok_or(Error::KeyReused)?
+            let created = Box::pin(self.store.alone(|session| self.create_alone(session, &wanted, key))).await?;
+            created.ok_or(Error::KeyReused)?
         } else {
             self.lanes.creations.submit(wanted, |jobs| self.create_together(jobs)).await?
         };
@@ -98,12 +103,26 @@ impl Service {
     }
 
     async fn create_together(&self, jobs: Vec<Creation>) -> Vec<store::Result<create::Created>> {
-        one_fails_alone(&jobs, |jobs| self.store.retrying(move || self.create_once(jobs))).await
+        one_fails_alone(&jobs, |jobs, patience| {
+            self.store.retrying(patience, move |session| self.create_once(session, jobs))
+        })
+        .await
     }
 
-    async fn create_once(&self, jobs: &[Creation]) -> store::Result<Vec<create::Created>> {
+    /// Makes what these rules count by known. Claims wait while that is done, so it must not be much at once.
+    pub(super) async fn register<'a>(&self, rules: impl IntoIterator<Item = &'a Rule>) -> Result<()> {
+        let new = matchers::unknown(&self.store, rules);
+        if new.len() > matchers::MOST_NEW {
+            let (most, count) = (matchers::MOST_NEW, new.len());
+            let problem = format!("rules: must have at most {most} matchers that are new to the service, not {count}");
+            return Err(Error::Invalid(vec![problem]));
+        }
+        Ok(matchers::register(&self.store, &new).await?)
+    }
+
+    async fn create_once(&self, session: Session, jobs: &[Creation]) -> store::Result<Vec<create::Created>> {
         let Some(first) = jobs.first() else { return Ok(Vec::new()) };
-        let mut tx = self.store.begin(first.actor.clone()).await?;
+        let mut tx = session.begin(first.actor.clone()).await?;
         let new: Vec<New> = jobs.iter().map(|job| job.with_id(Uuid::now_v7())).collect();
         let created = create::batches(&mut tx, &new).await?;
         tx.commit().await?;
@@ -112,8 +131,13 @@ impl Service {
 
     /// What waits for others: for a request with the same key, or that looks for the same tasks. `None`: the key was
     /// used with another body.
-    async fn create_alone(&self, wanted: &Creation, key: Option<&Key>) -> store::Result<Option<create::Created>> {
-        let mut tx = self.begin().await?;
+    async fn create_alone(
+        &self,
+        session: Session,
+        wanted: &Creation,
+        key: Option<&Key>,
+    ) -> store::Result<Option<create::Created>> {
+        let mut tx = self.begin(&session).await?;
         let batch_id = Uuid::now_v7();
         let tasks = &wanted.batch.tasks;
         if let Some(key) = key {
@@ -163,8 +187,8 @@ impl Service {
     async fn happened(&self, id: Uuid, event: &Event) -> Result<WholeTask> {
         let done = self
             .store
-            .retrying(|| async {
-                let mut tx = self.begin().await?;
+            .alone(|session| async move {
+                let mut tx = self.begin(&session).await?;
                 let decide = |task: &Task, moment| decide(task, event, moment);
                 let locked = lock::by_ids(&mut tx, &[id]).await?;
                 let locked = dead_ends::widen(&mut tx, locked, decide).await?;

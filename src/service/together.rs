@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::store;
+use crate::store::{self, Patience};
 
 /// A lane that is at work for longer waits for somebody else, and nobody is to wait with it.
 const LONG: Duration = Duration::from_millis(50);
@@ -110,14 +110,14 @@ impl<J: Job, A> Together<J, A> {
                 let mut away = None;
                 // On the heap: all those who wait would carry its state with them, tens of kilobytes each.
                 for (answer, tell) in Box::pin(work(jobs)).await.into_iter().zip(tell) {
-                    away = away.or(answer.as_ref().err().filter(|e| e.is_unavailable()).map(store::Error::copy));
+                    away = away.or(answer.as_ref().err().filter(|e| e.is_unavailable()).cloned());
                     let _ = tell.send(answer);
                 }
                 // Where there was no database for these there is none for the next ones, and each would find that out by
                 // waiting for a connection, one after the other.
                 if let Some(away) = away {
                     for (_, tell) in self.queue().waiting.drain(..) {
-                        let _ = tell.send(Err(away.copy()));
+                        let _ = tell.send(Err(away.clone()));
                     }
                 }
                 drop(lane);
@@ -173,24 +173,28 @@ impl<J, A> Together<J, A> {
 }
 
 /// Does all of them together. If that fails for another reason than that there is no database, each is done for itself:
-/// one that cannot be done must not keep the others.
-pub async fn one_fails_alone<'a, J, A, Fut>(jobs: &'a [J], work: impl Fn(&'a [J]) -> Fut) -> Vec<store::Result<A>>
+/// one that cannot be done must not keep the others. One that needs what somebody else holds is not waited for. It fails
+/// as busy, and may go on by itself.
+pub async fn one_fails_alone<'a, J, A, Fut>(
+    jobs: &'a [J],
+    work: impl Fn(&'a [J], Patience) -> Fut,
+) -> Vec<store::Result<A>>
 where
     Fut: Future<Output = store::Result<Vec<A>>>,
 {
-    let error = match work(jobs).await {
+    let error = match work(jobs, Patience::Brief).await {
         Ok(answers) => return answers.into_iter().map(Ok).collect(),
         Err(error) => error,
     };
-    if error.is_unavailable() || jobs.len() == 1 {
-        let mut answers: Vec<_> = jobs.iter().skip(1).map(|_| Err(error.copy())).collect();
-        answers.push(Err(error));
-        return answers;
+    if error.is_unavailable() || jobs.len() == 1 && !error.is_busy() {
+        return jobs.iter().map(|_| Err(error.clone())).collect();
     }
-    tracing::warn!(%error, jobs = jobs.len(), "changes could not be made together");
+    if !error.is_busy() {
+        tracing::warn!(%error, jobs = jobs.len(), "changes could not be made together");
+    }
     let mut answers = Vec::with_capacity(jobs.len());
     for job in jobs {
-        let answer = work(std::slice::from_ref(job)).await;
+        let answer = work(std::slice::from_ref(job), Patience::Least).await;
         answers.push(answer.and_then(|mut one| one.pop().ok_or_else(store::Error::broken_off)));
     }
     answers

@@ -44,7 +44,7 @@ pub(super) async fn insert(tx: &mut Tx, transitions: &[Transition]) -> Result<()
         column!(a => a.reason.as_str()) as &[&str],
         column!(a => a.retry_type.map(RetryType::as_str)) as &[Option<&str>],
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     Ok(())
 }
@@ -52,7 +52,7 @@ pub(super) async fn insert(tx: &mut Tx, transitions: &[Transition]) -> Result<()
 /// How a run ended, and whether a report ended it.
 pub async fn recorded(tx: &mut Tx, task_id: Uuid, run: i32) -> Result<Option<(i32, AttemptOutcome, bool)>> {
     let row = sqlx::query!("select outcome, cause from attempt where task_id = $1 and run = $2", task_id, run)
-        .fetch_optional(tx.conn())
+        .fetch_optional(tx.conn().await?)
         .await?;
     Ok(row.and_then(|row| {
         let outcome = AttemptOutcome::parse(&row.outcome)?;
@@ -62,6 +62,10 @@ pub async fn recorded(tx: &mut Tx, task_id: Uuid, run: i32) -> Result<Option<(i3
 
 /// The executions of a task that have ended, first to last; `None` if there is no such task.
 pub async fn of_task(store: &Store, id: Uuid, page: Page<i32>, limit: i64) -> Result<Option<Vec<AttemptView>>> {
+    store.reading(async |tx| in_tx(tx, id, page, limit).await).await
+}
+
+async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i32>, limit: i64) -> Result<Option<Vec<AttemptView>>> {
     let (after, offset) = match page {
         Page::After(run) => (run, 0),
         Page::Offset(offset) => (-1, offset),
@@ -76,10 +80,11 @@ pub async fn of_task(store: &Store, id: Uuid, page: Page<i32>, limit: i64) -> Re
         limit,
         offset,
     )
-    .fetch_all(&store.pool)
+    .fetch_all(tx.conn().await?)
     .await?;
     if rows.is_empty() {
-        let known = sqlx::query_scalar!("select id from task where id = $1", id).fetch_optional(&store.pool).await?;
+        let known =
+            sqlx::query_scalar!("select id from task where id = $1", id).fetch_optional(tx.conn().await?).await?;
         return Ok(known.map(|_| Vec::new()));
     }
     let view = |row: Row| AttemptView {

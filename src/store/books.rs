@@ -4,11 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
+use std::time::Duration;
 
 use uuid::Uuid;
 
 use super::settle::Sums;
-use super::{Actor, Error, Result, Store, Tx, lock, transitions};
+use super::{Actor, Error, Patience, Result, Session, Store, Tx, lock, transitions};
 use crate::domain::lifecycle::{Event, decide};
 
 /// What is compared.
@@ -78,18 +79,30 @@ pub enum Extent {
     All,
 }
 
+impl Extent {
+    /// How long looking may take. Large tables are read whole.
+    pub fn limit(self) -> Duration {
+        match self {
+            Extent::Alive => Duration::from_secs(15 * 60),
+            Extent::All => Duration::from_secs(60 * 60),
+        }
+    }
+}
+
 /// Compares everything in one snapshot; at most a thousand differences of a kind.
 pub async fn examine(store: &Store, extent: Extent) -> Result<Vec<Difference>> {
-    let mut tx = store.begin_snapshot(Actor::Loop("audit")).await?;
-    let mut found = slots(&mut tx).await?;
-    found.extend(parkings(&mut tx).await?);
-    found.extend(batches(&mut tx, extent).await?);
-    found.extend(waiting(&mut tx).await?);
-    if extent == Extent::All {
-        found.extend(totals(&mut tx).await?);
-    }
-    tx.rollback().await?;
-    Ok(found)
+    store
+        .snapshot(extent.limit(), async |tx| {
+            let mut found = slots(tx).await?;
+            found.extend(parkings(tx).await?);
+            found.extend(batches(tx, extent).await?);
+            found.extend(waiting(tx).await?);
+            if extent == Extent::All {
+                found.extend(totals(tx).await?);
+            }
+            Ok(found)
+        })
+        .await
 }
 
 async fn slots(tx: &mut Tx) -> Result<Vec<Difference>> {
@@ -104,7 +117,7 @@ async fn slots(tx: &mut Tx) -> Result<Vec<Difference>> {
            from slot s left join held h on h.slot = s.id
            where (s.used, s.load) is distinct from (coalesce(h.used, 0), coalesce(h.load, 0)) order by 1 limit 1000"#
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     let shown = |used: i64, load: i64| format!("{used} tasks with {load} to do");
     let difference = |id, says, is| Difference { book: Book::Slots, entry: Entry::Slot(id), says, is };
@@ -125,7 +138,7 @@ async fn parkings(tx: &mut Tx) -> Result<Vec<Difference>> {
              ))
            group by 1 order by 1 limit 1000"#
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     let says = |state: Option<i16>| match state {
         None => "nothing",
@@ -150,7 +163,7 @@ macro_rules! batch_counts {
             r#"select b.id, b.completed_at is not null as "complete!",
                    array[c.waiting, c.pending, c.claimed, c.running, c.retry_pending, c.paused, c.success, c.failure,
                          c.canceled, c.total_success, c.total_failures, c.total_expected] as "says!", t.counts as "is!"
-               from batch b join batch_count c on c.batch_id = b.id cross join lateral (
+               from batch b join batch_counts c on c.batch_id = b.id cross join lateral (
                    select array[
                        count(*) filter (where t.status = 'waiting'), count(*) filter (where t.status = 'pending'),
                        count(*) filter (where t.status = 'claimed'), count(*) filter (where t.status = 'running'),
@@ -174,7 +187,7 @@ async fn batches(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
          order by 1 limit 1000",
         extent == Extent::All
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     let shown = |counts: &[i64], complete: bool| format!("{counts:?}{}", if complete { " and complete" } else { "" });
     Ok(rows
@@ -200,7 +213,7 @@ async fn waiting(tx: &mut Tx) -> Result<Vec<Difference>> {
              and coalesce(t.claimed_run < coalesce(t.manual_run, 0), true)
            order by 1 limit 1000"#
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     Ok(rows
         .into_iter()
@@ -230,7 +243,7 @@ async fn count_totals(tx: &mut Tx) -> Result<(Vec<i64>, Vec<i64>)> {
                left join (select status, count(*) as n from task group by 1) t on t.status = s.status
            ) as "is!""#
     )
-    .fetch_one(tx.conn())
+    .fetch_one(tx.conn().await?)
     .await?;
     Ok((row.says, row.is))
 }
@@ -238,13 +251,13 @@ async fn count_totals(tx: &mut Tx) -> Result<(Vec<i64>, Vec<i64>)> {
 /// Mends what `examine` has found, each in a transaction of its own.
 pub async fn mend(store: &Store, found: &[Difference]) -> Result<()> {
     for difference in found {
-        store.retrying(|| mend_one(store, &difference.entry)).await?;
+        store.retrying(Patience::Long, |session| mend_one(session, &difference.entry)).await?;
     }
     Ok(())
 }
 
-async fn mend_one(store: &Store, entry: &Entry) -> Result<()> {
-    let mut tx = store.begin(Actor::Loop("doctor")).await?;
+async fn mend_one(session: Session, entry: &Entry) -> Result<()> {
+    let mut tx = session.begin(Actor::Loop("doctor")).await?;
     match entry {
         Entry::Slot(id) => mend_slot(&mut tx, *id).await?,
         Entry::Parking(id) => mend_parking(&mut tx, *id).await?,
@@ -256,8 +269,9 @@ async fn mend_one(store: &Store, entry: &Entry) -> Result<()> {
 }
 
 async fn mend_slot(tx: &mut Tx, id: i64) -> Result<()> {
-    let says =
-        sqlx::query!("select used, load from slot where id = $1 for update", id).fetch_optional(tx.conn()).await?;
+    let says = sqlx::query!("select used, load from slot where id = $1 for update", id)
+        .fetch_optional(tx.conn().await?)
+        .await?;
     let Some(says) = says else { return Ok(()) };
     let is = sqlx::query!(
         r#"select count(*)::int as "used!",
@@ -265,7 +279,7 @@ async fn mend_slot(tx: &mut Tx, id: i64) -> Result<()> {
            from task where status in ('claimed', 'running') and slots @> array[$1::bigint]"#,
         id
     )
-    .fetch_one(tx.conn())
+    .fetch_one(tx.conn().await?)
     .await?;
     tx.slot(id, is.used - says.used, is.load - says.load);
     Ok(())
@@ -273,10 +287,10 @@ async fn mend_slot(tx: &mut Tx, id: i64) -> Result<()> {
 
 /// Those parked where nothing is known go back into the queue, the others are looked at.
 async fn mend_parking(tx: &mut Tx, id: i64) -> Result<()> {
-    let known = sqlx::query!("update parking set state = 2 where id = $1", id).execute(tx.conn()).await?;
+    let known = sqlx::query!("update parking set state = 2 where id = $1", id).execute(tx.conn().await?).await?;
     if known.rows_affected() == 0 {
         sqlx::query!("update task set parked_on = null where parked_on = $1 and status = 'pending'", id)
-            .execute(tx.conn())
+            .execute(tx.conn().await?)
             .await?;
     }
     tx.hint(crate::wake::Hints::START);
@@ -285,9 +299,9 @@ async fn mend_parking(tx: &mut Tx, id: i64) -> Result<()> {
 
 async fn mend_batch(tx: &mut Tx, id: Uuid) -> Result<()> {
     sqlx::query!("select batch_id from batch_count where batch_id = $1 for update", id)
-        .fetch_optional(tx.conn())
+        .fetch_optional(tx.conn().await?)
         .await?;
-    let Some(row) = batch_counts!("where b.id = $1", id).fetch_optional(tx.conn()).await? else { return Ok(()) };
+    let Some(row) = batch_counts!("where b.id = $1", id).fetch_optional(tx.conn().await?).await? else { return Ok(()) };
     let delta = |i: usize| row.is.get(i).copied().unwrap_or(0) - row.says.get(i).copied().unwrap_or(0);
     let by_status = std::array::from_fn(|i| i32::try_from(delta(i)).unwrap_or(0));
     let reopened = row.complete && row.is.iter().take(6).any(|n| *n > 0);
@@ -306,7 +320,7 @@ async fn mend_waiting(tx: &mut Tx, id: Uuid) -> Result<()> {
            from link l join task p on p.id = l.parent_id where l.child_id = $1"#,
         id
     )
-    .fetch_one(tx.conn())
+    .fetch_one(tx.conn().await?)
     .await?;
     let count = task.wait_count - parents.open;
     let event = if count < 0 {
@@ -318,8 +332,8 @@ async fn mend_waiting(tx: &mut Tx, id: Uuid) -> Result<()> {
     transitions::apply(tx, &decided, locked.moment).await
 }
 
+/// Both counts are of one snapshot, so nobody has to be kept from counting meanwhile.
 async fn mend_totals(tx: &mut Tx) -> Result<()> {
-    sqlx::query!("select shard from status_count order by shard for update").fetch_all(tx.conn()).await?;
     let (says, is) = count_totals(tx).await?;
     let deltas: Vec<i64> = is.iter().zip(&says).map(|(is, says)| is - says).collect();
     tx.correct_totals(deltas.try_into().map_err(|_| Error::corrupt("counts by status"))?);

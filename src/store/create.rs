@@ -84,7 +84,8 @@ pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<Created>> {
     for Plan { new, tasks, ids, there } in &plans {
         for (id, task) in ids.iter().zip(tasks) {
             let (batch_id, to) = (new.id, task.stored_as());
-            tx.moved(*id, Move { batch_id, from: None, to, cause: "create", run: 0, attempt: 0 }, created_at);
+            let made = Move { batch_id, from: None, to, cause: "create", run: 0, attempt: 0, reason: None };
+            tx.moved(*id, made, created_at);
         }
         for task in tasks.iter().filter(|task| task.stored_as() == Status::Pending) {
             // Those that are not to run yet are looked after by the retry loop.
@@ -168,12 +169,12 @@ async fn insert_batches(tx: &mut Tx, plans: &[Plan<'_>]) -> Result<DateTime<Utc>
                  u(id, scope, metadata, kinds_json, total, on_complete, waiting, expected)
          ), b as (
              insert into batch (id, scope, metadata, kinds, total, on_complete, created_at)
-             select id, scope, metadata, kinds, total, on_complete, coalesce($9, now()) from u
+             select id, scope, metadata, kinds, total, on_complete, coalesce($9, statement_timestamp()) from u
          ), c as (
              insert into batch_count (batch_id, waiting, pending, total_expected, updated_at)
-             select id, waiting, total - waiting, expected, coalesce($9, now()) from u
+             select id, waiting, total - waiting, expected, coalesce($9, statement_timestamp()) from u
          )
-         select coalesce($9, now()) as "now!""#,
+         select coalesce($9, statement_timestamp()) as "now!""#,
         column!(plan => plan.new.id),
         column!(plan => plan.new.batch.scope.as_deref()) as &[Option<&str>],
         column!(plan => plan.new.batch.metadata.as_ref()) as &[Option<&Value>],
@@ -184,7 +185,7 @@ async fn insert_batches(tx: &mut Tx, plans: &[Plan<'_>]) -> Result<DateTime<Utc>
         column!(plan => expected(plan)),
         now,
     )
-    .fetch_one(tx.conn())
+    .fetch_one(tx.conn().await?)
     .await?)
 }
 
@@ -267,7 +268,7 @@ async fn insert_tasks(tx: &mut Tx, plans: &[Plan<'_>], created_at: DateTime<Utc>
         &rules as &[Option<String>],
         column!(new, p => Some(new.batch.fair_key_of(p.task)).filter(|key| !key.is_empty())) as &[Option<&str>],
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     Ok(())
 }
@@ -304,7 +305,7 @@ async fn insert_links(tx: &mut Tx, plans: &[Plan<'_>]) -> Result<()> {
         &children,
         &required,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     Ok(())
 }

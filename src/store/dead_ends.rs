@@ -64,7 +64,7 @@ pub async fn widen(tx: &mut Tx, locked: Locked, decide: impl Fn(&Task, Moment) -
         Flags::DEAD_END.0,
         Flags::TELLS_PARENTS.0,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     let below: HashSet<Uuid> = rows.iter().filter(|row| !row.above).map(|row| row.id).collect();
     if rows.iter().all(|row| below.contains(&row.id)) {
@@ -134,7 +134,7 @@ async fn links_above(tx: &mut Tx, ended: &[Uuid], stopped: Option<Uuid>) -> Resu
         Flags::TELLS_PARENTS.0,
         stopped,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?)
 }
 
@@ -154,7 +154,7 @@ async fn alive_children(tx: &mut Tx, links: &[Upward], ancestors: &[Task]) -> Re
         &among.keys().copied().collect::<Vec<_>>(),
         &among.values().map(|count| count + 1).collect::<Vec<_>>(),
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     Ok(rows.into_iter().map(|row| (row.id, row.alive)).collect())
 }

@@ -59,7 +59,7 @@ async fn lock_keys(tx: &mut Tx, tasks: &[NewTask]) -> Result<()> {
         LOCKS,
         &places,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     Ok(())
 }
@@ -74,7 +74,7 @@ async fn merge_index(tx: &mut Tx) -> Result<()> {
         "select gin_clean_pending_list(c.oid) from pg_class c
          where c.oid = 'task_spec_metadata_idx'::regclass and pg_has_role(c.relowner, 'usage')"
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     Ok(())
 }
@@ -139,7 +139,7 @@ impl<'a> Looks<'a> {
             &self.statuses as &[Option<&str>],
             &self.values,
         )
-        .fetch_all(tx.conn())
+        .fetch_all(tx.conn().await?)
         .await?;
         let twin = |number: i64, id: Uuid, status: &str| {
             // PostgreSQL counts from 1.
@@ -173,7 +173,7 @@ async fn lock_parents(tx: &mut Tx, tasks: &[NewTask], twins: &mut [Option<Twin>]
 pub(super) async fn adopt(tx: &mut Tx, parents: &[Uuid]) -> Result<()> {
     let flags = Flags::HAS_CHILDREN.0 | Flags::IN_OTHER_BATCHES.0;
     sqlx::query!("update task set flags = flags | $2 where id = any($1) and flags & $2 <> $2", parents, flags)
-        .execute(tx.conn())
+        .execute(tx.conn().await?)
         .await?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use uuid::Uuid;
 
 use super::transitions::Claimed;
-use super::{Result, Store, Tx};
+use super::{Actor, Patience, Result, Session, Store, Tx};
 
 /// Whether keys are in use at all: once they are, tasks without one take turns with them, as one more key.
 #[derive(Clone, Debug, Default)]
@@ -46,28 +46,14 @@ pub async fn turns<'a>(store: &Store, tasks: &[(i16, &'a str)]) -> Result<Vec<i6
         keys.push(*key);
         counts.push(*n);
     }
-    let rows = sqlx::query!(
-        r#"insert into fair_turn as f (priority, key, next)
-           select u.priority, u.key, coalesce(c.turn, 1) + u.n
-           from unnest($1::smallint[], $2::text[], $3::bigint[]) u(priority, key, n)
-           cross join (select set_config('synchronous_commit', 'off', true) as relaxed) s
-           left join fair_clock c on c.priority = u.priority
-           where s.relaxed is not null
-           order by u.priority, u.key
-           on conflict (priority, key) do update set next = excluded.next + greatest(
-               f.next - coalesce((select turn from fair_clock where priority = excluded.priority), 1), 0)
-           returning priority, key, next"#,
-        &priorities,
-        &keys as &[&str],
-        &counts,
-    )
-    .fetch_all(&store.pool)
-    .await?;
-    let mut next: HashMap<(i16, &str), i64> = HashMap::new();
-    for row in &rows {
-        let n = wanted.get(&(row.priority, row.key.as_str())).copied().unwrap_or(0);
-        next.insert((row.priority, row.key.as_str()), row.next - n);
-    }
+    let taken = store.retrying(Patience::Brief, |session| take(session, &priorities, &keys, &counts)).await;
+    let first = match taken {
+        // Somebody holds the row of a key: the turn that it would give now is good enough.
+        Err(error) if error.is_busy() => store.reading(async |tx| peek(tx, &priorities, &keys).await).await?,
+        first => first?,
+    };
+    let mut next: HashMap<(i16, &str), i64> =
+        first.iter().map(|(priority, key, turn)| ((*priority, key.as_str()), *turn)).collect();
     let mut turns = Vec::with_capacity(tasks.len());
     for task in tasks {
         let turn = next.entry(*task).or_default();
@@ -77,7 +63,47 @@ pub async fn turns<'a>(store: &Store, tasks: &[(i16, &'a str)]) -> Result<Vec<i6
     Ok(turns)
 }
 
-/// Notes whose turn it was. Keys that come now come no earlier.
+/// By priority and key, the first of as many turns as are wanted of each.
+async fn take(session: Session, priorities: &[i16], keys: &[&str], counts: &[i64]) -> Result<Vec<(i16, String, i64)>> {
+    let mut tx = session.begin_lease(Actor::Api).await?;
+    let rows = sqlx::query!(
+        r#"insert into fair_turn as f (priority, key, next)
+           select u.priority, u.key, coalesce(c.turn, 1) + u.n
+           from unnest($1::smallint[], $2::text[], $3::bigint[]) u(priority, key, n)
+           left join fair_clock c on c.priority = u.priority
+           order by u.priority, u.key
+           on conflict (priority, key) do update set next = excluded.next + greatest(
+               f.next - coalesce((select turn from fair_clock where priority = excluded.priority), 1), 0)
+           returning priority, key, next"#,
+        priorities,
+        keys as &[&str],
+        counts,
+    )
+    .fetch_all(tx.conn().await?)
+    .await?;
+    tx.commit().await?;
+    let count = |priority: i16, key: &str| {
+        let mut wanted = priorities.iter().zip(keys).zip(counts);
+        wanted.find(|((p, k), _)| **p == priority && **k == key).map_or(0, |(_, n)| *n)
+    };
+    Ok(rows.into_iter().map(|row| (row.priority, row.key.clone(), row.next - count(row.priority, &row.key))).collect())
+}
+
+async fn peek(tx: &mut Tx, priorities: &[i16], keys: &[&str]) -> Result<Vec<(i16, String, i64)>> {
+    let rows = sqlx::query!(
+        r#"select u.priority as "priority!", u.key as "key!", greatest(f.next, c.turn, 1) as "next!"
+           from unnest($1::smallint[], $2::text[]) u(priority, key)
+           left join fair_turn f on f.priority = u.priority and f.key = u.key
+           left join fair_clock c on c.priority = u.priority"#,
+        priorities,
+        keys as &[&str],
+    )
+    .fetch_all(tx.conn().await?)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.priority, row.key, row.next)).collect())
+}
+
+/// Notes whose turn it was. Keys that come now come no earlier. A note that somebody else holds is left as it is.
 pub(super) async fn taken(tx: &mut Tx, claimed: &[Claimed]) -> Result<()> {
     let mut last: BTreeMap<i16, i64> = BTreeMap::new();
     for task in claimed.iter().filter(|task| task.turn > 0) {
@@ -90,22 +116,29 @@ pub(super) async fn taken(tx: &mut Tx, claimed: &[Claimed]) -> Result<()> {
     tx.store.fair.set();
     let (priorities, turns): (Vec<i16>, Vec<i64>) = last.into_iter().unzip();
     sqlx::query!(
-        "insert into fair_clock as c (priority, turn) select * from unnest($1::smallint[], $2::bigint[]) order by 1
-         on conflict (priority) do update set turn = excluded.turn where c.turn < excluded.turn",
+        "with new as (
+             insert into fair_clock (priority, turn) select * from unnest($1::smallint[], $2::bigint[]) order by 1
+             on conflict do nothing
+         ), held as materialized (
+             select priority from fair_clock where priority = any($1) order by priority for update skip locked
+         )
+         update fair_clock c set turn = u.turn from unnest($1::smallint[], $2::bigint[]) u(priority, turn)
+         join held h on h.priority = u.priority
+         where c.priority = u.priority and c.turn < u.turn",
         &priorities,
         &turns,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     Ok(())
 }
 
 /// Reads whether keys are in use; once they are, they stay so for this process.
-pub async fn look(store: &Store) -> Result<()> {
-    if !store.fair.get()
-        && sqlx::query_scalar!("select key from fair_turn limit 1").fetch_optional(&store.pool).await?.is_some()
+pub async fn look(tx: &mut Tx) -> Result<()> {
+    if !tx.store.fair.get()
+        && sqlx::query_scalar!("select key from fair_turn limit 1").fetch_optional(tx.conn().await?).await?.is_some()
     {
-        store.fair.set();
+        tx.store.fair.set();
     }
     Ok(())
 }
@@ -119,13 +152,14 @@ pub(super) async fn rejoin(tx: &mut Tx, id: Uuid) -> Result<()> {
         "update task t set turn = coalesce((select turn from fair_clock c where c.priority = t.priority), 0) where id = $1",
         id
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     Ok(())
 }
 
 /// Forgets keys whose next turn is past anyway.
-pub async fn forget_idle(store: &Store, limit: i64) -> Result<u64> {
+pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
+    let mut tx = session.begin(Actor::Loop("retention")).await?;
     let forgotten = sqlx::query!(
         "delete from fair_turn f where (f.priority, f.key) in (
              select i.priority, i.key from fair_turn i join fair_clock c on c.priority = i.priority
@@ -133,7 +167,8 @@ pub async fn forget_idle(store: &Store, limit: i64) -> Result<u64> {
          ) and f.next <= (select turn from fair_clock c where c.priority = f.priority)",
         limit
     )
-    .execute(&store.pool)
+    .execute(tx.conn().await?)
     .await?;
+    tx.commit().await?;
     Ok(forgotten.rows_affected())
 }

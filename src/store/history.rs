@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::lists::Page;
 use super::lock::read_status;
-use super::{Result, Store};
+use super::{Result, Store, Tx};
 use crate::domain::status::Status;
 use crate::domain::view::{Event, Timestamp};
 
@@ -20,7 +20,7 @@ const PLACES: i64 = 1000;
 pub(super) struct Trail(BTreeMap<Move, Vec<Uuid>>);
 
 /// How a task of a batch changes its status, or comes into being.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Move {
     pub batch_id: Uuid,
     pub from: Option<Status>,
@@ -28,6 +28,8 @@ pub(super) struct Move {
     pub cause: &'static str,
     pub run: i32,
     pub attempt: i16,
+    /// More than the cause says, where there is more.
+    pub reason: Option<String>,
 }
 
 /// A row to be written: whom it tells of is a part of all ids, counted from one.
@@ -54,7 +56,7 @@ impl Trail {
             for chunk in tasks.chunks(PER_ROW) {
                 let first = place(ids.len() + 1);
                 ids.extend_from_slice(chunk);
-                rows.push(Row { made: *made, first, last: place(ids.len()) });
+                rows.push(Row { made: made.clone(), first, last: place(ids.len()) });
             }
         }
         (ids, rows)
@@ -63,8 +65,12 @@ impl Trail {
 
 /// The trail of a task, oldest first; `None` if there is no such task.
 pub async fn of_task(store: &Store, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<Event>>> {
+    store.reading(async |tx| in_tx(tx, id, page, limit).await).await
+}
+
+async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<Event>>> {
     let spec =
-        sqlx::query!("select batch_id, kind from task_spec where id = $1", id).fetch_optional(&store.pool).await?;
+        sqlx::query!("select batch_id, kind from task_spec where id = $1", id).fetch_optional(tx.conn().await?).await?;
     let Some(spec) = spec else { return Ok(None) };
     let (after, offset) = match page {
         Page::After(seq) => (seq / PLACES, 0),
@@ -72,7 +78,7 @@ pub async fn of_task(store: &Store, id: Uuid, page: Page<i64>, limit: i64) -> Re
     };
     let rows = sqlx::query!(
         r#"select seq, at, from_status::text as "from_status?", to_status::text as "to_status!", cause, actor, instance,
-                  run, attempt, array_position(task_ids, $2) as "place!"
+                  run, attempt, reason, array_position(task_ids, $2) as "place!"
            from event where batch_id = $1 and seq > $3 and $2 = any(task_ids) order by seq limit $4 offset $5"#,
         spec.batch_id,
         id,
@@ -80,7 +86,7 @@ pub async fn of_task(store: &Store, id: Uuid, page: Page<i64>, limit: i64) -> Re
         limit,
         offset,
     )
-    .fetch_all(&store.pool)
+    .fetch_all(tx.conn().await?)
     .await?;
     let mut events = Vec::with_capacity(rows.len());
     for row in rows {
@@ -97,6 +103,7 @@ pub async fn of_task(store: &Store, id: Uuid, page: Page<i64>, limit: i64) -> Re
             instance: row.instance,
             run: row.run,
             attempt: row.attempt,
+            reason: row.reason,
         });
     }
     Ok(Some(events))

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::create::{Created, CreatedTask};
 use super::lock::read_status;
-use super::{Result, Store, Tx};
+use super::{Actor, Result, Session, Tx};
 use crate::domain::new_task::NewTask;
 use crate::domain::status::Status;
 
@@ -37,10 +36,10 @@ pub async fn take(tx: &mut Tx, key: &Key, batch_id: Uuid, tasks: &[NewTask]) -> 
     let now = tx.store.clock().param();
     let taken = sqlx::query_scalar!(
         "insert into idempotency as i (key, body_hash, batch_id, task_ids, created_at)
-         values ($1, $2, $3, '{}', coalesce($4, now()))
+         values ($1, $2, $3, '{}', coalesce($4, statement_timestamp()))
          on conflict (key) do update set body_hash = excluded.body_hash, batch_id = excluded.batch_id, task_ids = '{}',
              statuses = null, created_at = excluded.created_at
-         where i.created_at < coalesce($4, now()) - make_interval(secs => $5)
+         where i.created_at < coalesce($4, statement_timestamp()) - make_interval(secs => $5)
          returning key",
         key.key,
         key.body_hash,
@@ -48,7 +47,7 @@ pub async fn take(tx: &mut Tx, key: &Key, batch_id: Uuid, tasks: &[NewTask]) -> 
         now,
         key.ttl.as_secs_f64(),
     )
-    .fetch_optional(tx.conn())
+    .fetch_optional(tx.conn().await?)
     .await?;
     if taken.is_some() {
         return Ok(Seen::Never);
@@ -58,7 +57,7 @@ pub async fn take(tx: &mut Tx, key: &Key, batch_id: Uuid, tasks: &[NewTask]) -> 
            from idempotency where key = $1"#,
         key.key
     )
-    .fetch_one(tx.conn())
+    .fetch_one(tx.conn().await?)
     .await?;
     if row.body_hash != key.body_hash {
         return Ok(Seen::Otherwise);
@@ -87,24 +86,26 @@ pub async fn record(tx: &mut Tx, key: &Key, tasks: &[NewTask], created: &Created
         (!as_asked).then_some(statuses) as Option<Vec<Option<&str>>>,
         created.created_at,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     Ok(())
 }
 
 /// Forgets up to `limit` keys that are older than `ttl`; answers how many.
-pub async fn forget(store: &Store, ttl: Duration, limit: i64) -> Result<u64> {
-    let now: Option<DateTime<Utc>> = store.clock().param();
+pub async fn forget(session: &Session, ttl: Duration, limit: i64) -> Result<u64> {
+    let mut tx = session.begin(Actor::Loop("retention")).await?;
+    let now = tx.store.clock().param();
     let forgotten = sqlx::query!(
         "delete from idempotency where key in (
-             select key from idempotency where created_at < coalesce($1, now()) - make_interval(secs => $2)
+             select key from idempotency where created_at < coalesce($1, statement_timestamp()) - make_interval(secs => $2)
              order by created_at limit $3 for update skip locked
          )",
         now,
         ttl.as_secs_f64(),
         limit,
     )
-    .execute(&store.pool)
+    .execute(tx.conn().await?)
     .await?;
+    tx.commit().await?;
     Ok(forgotten.rows_affected())
 }

@@ -59,9 +59,7 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
          cross join lateral (select * from task where id = page.id offset 0) t order by page.id desc",
     );
     let planned = query.build_query_as().persistent(filter.metadata.is_none());
-    let mut tx = store.begin_list().await?;
-    let rows: Vec<BasicRow> = planned.fetch_all(tx.conn()).await?;
-    tx.rollback().await?;
+    let rows: Vec<BasicRow> = store.reading(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
     rows.into_iter().map(BasicRow::into_view).collect()
 }
 
@@ -214,12 +212,11 @@ pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limi
     if let Page::Offset(offset) = page {
         query.push(" offset ").push_bind(offset);
     }
-    query
-        .push(") b cross join lateral (select * from batch_count where batch_id = b.id offset 0) c order by b.id desc");
+    query.push(
+        ") b cross join lateral (select * from batch_counts where batch_id = b.id offset 0) c order by b.id desc",
+    );
     let planned = query.build_query_as().persistent(filter.metadata.is_none());
-    let mut tx = store.begin_list().await?;
-    let rows: Vec<BatchRow> = planned.fetch_all(tx.conn()).await?;
-    tx.rollback().await?;
+    let rows: Vec<BatchRow> = store.reading(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
     Ok(rows
         .into_iter()
         .map(|row| BatchSummary {

@@ -3,6 +3,7 @@
 //! afterwards, `whole` does the same.)
 
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -33,6 +34,7 @@ struct Row {
     timeout_secs: i32,
     claimed_by: Option<Uuid>,
     claimed_run: Option<i32>,
+    claim: i32,
     manual_run: Option<i32>,
     slots: Option<Vec<i64>>,
     timeout_at: Option<DateTime<Utc>>,
@@ -52,9 +54,9 @@ macro_rules! lock_tasks {
         sqlx::query_as!(
             Row,
             r#"select t.id, t.batch_id, s.kind, t.status::text as "status!", t.flags, t.attempt, t.run, t.deferrals,
-                   t.wait_count, t.timeout_secs, t.claimed_by, t.claimed_run, t.manual_run, t.slots, t.timeout_at,
+                   t.wait_count, t.timeout_secs, t.claimed_by, t.claimed_run, t.claim, t.manual_run, t.slots, t.timeout_at,
                    t.next_retry_at, t.created_at, t.last_updated, t.started_at, t.ended_at, t.failure_type, t.failure_reason, s.retry,
-                   coalesce($1, now()) as "now!"
+                   coalesce($1, statement_timestamp()) as "now!"
                from task t join task_spec s on s.id = t.id "#
                 + $rest,
             $($args),*
@@ -64,33 +66,69 @@ macro_rules! lock_tasks {
 
 pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
     let now = tx.store.clock().param();
-    let rows = lock_tasks!("where t.id = any($2) order by t.id for update of t", now, ids).fetch_all(tx.conn()).await?;
-    locked(tx, rows)
+    let asked = Instant::now();
+    let rows =
+        lock_tasks!("where t.id = any($2) order by t.id for update of t", now, ids).fetch_all(tx.conn().await?).await?;
+    let waited = asked.elapsed();
+    let mut locked = locked(tx, rows)?;
+    // The statement's own time is that of its beginning, before the wait.
+    if now.is_none() && waited > Duration::from_millis(5) {
+        let after = sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#).fetch_one(tx.conn().await?).await?;
+        locked.moment.now = locked.moment.now.max(after);
+    }
+    Ok(locked)
 }
 
 /// Those of the tasks that nobody else holds, locked without waiting for the others.
 pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<HashSet<Uuid>> {
     let free = sqlx::query_scalar!("select id from task where id = any($1) order by id for update skip locked", ids)
-        .fetch_all(tx.conn())
+        .fetch_all(tx.conn().await?)
         .await?;
     Ok(free.into_iter().collect())
 }
 
-/// Claimed tasks whose lease ran out and Running ones without a sign of life, the most overdue first.
-pub async fn timed_out(tx: &mut Tx, limit: i64) -> Result<Locked> {
+/// The same, read.
+pub async fn free_tasks(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
+    let now = tx.store.clock().param();
+    let rows = lock_tasks!("where t.id = any($2) order by t.id for update of t skip locked", now, ids)
+        .fetch_all(tx.conn().await?)
+        .await?;
+    locked(tx, rows)
+}
+
+/// Claimed tasks whose lease ran out and Running ones without a sign of life, the most overdue first. Skips what
+/// somebody else holds, and the tasks in `but`.
+pub async fn timed_out(tx: &mut Tx, limit: i64, but: &[Uuid]) -> Result<Locked> {
     let now = tx.store.clock().param();
     let rows = lock_tasks!(
         "where t.id in (
              select id from task
-             where status in ('claimed', 'running') and timeout_at <= coalesce($1, now())
+             where status in ('claimed', 'running') and timeout_at <= coalesce($1, statement_timestamp())
+               and id <> all($3)
              order by timeout_at limit $2 for update skip locked
          ) order by t.id for update of t",
         now,
-        limit
+        limit,
+        but
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     locked(tx, rows)
+}
+
+/// The ids of such tasks, not locked.
+pub async fn overdue(tx: &mut Tx, limit: i64, but: &[Uuid]) -> Result<Vec<Uuid>> {
+    let now = tx.store.clock().param();
+    Ok(sqlx::query_scalar!(
+        "select id from task
+         where status in ('claimed', 'running') and timeout_at <= coalesce($1, statement_timestamp()) and id <> all($3)
+         order by timeout_at limit $2",
+        now,
+        limit,
+        but,
+    )
+    .fetch_all(tx.conn().await?)
+    .await?)
 }
 
 /// What is alive of the last `limit` tasks of the batch before `below`, and the first of these, if there are any. From
@@ -111,18 +149,19 @@ pub async fn last_of_batch(
         below.unwrap_or(Uuid::max()),
         limit
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     let alive: Vec<Uuid> = rows.iter().filter(|row| row.alive).map(|row| row.id).collect();
     Ok((by_ids(tx, &alive).await?, rows.iter().map(|row| row.id).min()))
 }
 
 fn locked(tx: &Tx, rows: Vec<Row>) -> Result<Locked> {
-    let moment = moment(tx, rows.first().map(|row| row.now));
+    let moment = moment(tx, rows.iter().map(|row| row.now.max(row.last_updated)).max());
     Ok(Locked { tasks: rows.into_iter().map(Row::into_task).collect::<Result<Vec<Task>>>()?, moment })
 }
 
-/// Without a row there is nothing to decide, whatever time it is.
+/// No decision is made before the last change of any of its tasks: their dates never go back. Without a row there is
+/// nothing to decide, whatever time it is.
 pub(super) fn moment(tx: &Tx, now: Option<DateTime<Utc>>) -> Moment {
     let now = now.unwrap_or(DateTime::UNIX_EPOCH);
     Moment { now, jitter: Jitter::Spread(rand::random()), limits: tx.store.retry }
@@ -144,6 +183,7 @@ impl Row {
             timeout_secs: self.timeout_secs,
             claimed_by: self.claimed_by,
             claimed_run: self.claimed_run,
+            claim: self.claim,
             manual_run: self.manual_run,
             slots: self.slots.unwrap_or_default(),
             timeout_at: self.timeout_at,

@@ -1,28 +1,43 @@
-//! Matchers: by what tasks are counted while they execute. They are few, known to every instance, and only ever become
-//! more.
+//! Matchers: by what tasks are counted while they execute. They are few, known to every instance, and forgotten when no
+//! task alive carries a rule with them.
 //!
 //! Claims hold [`GATE`] shared: a matcher that is new counts what executes under the exclusive lock, so no claim can
 //! slip in between the count and its being known. Ends of executions need no such care. They release what their row
-//! says, and counting a new matcher locks those rows.
+//! says, and counting a new matcher locks those rows. Nobody waits for rows under the exclusive lock.
+//!
+//! A claim that meets a rule whose matcher is not known leaves the task alone and names the matcher, to be registered. So
+//! forgetting one too early costs a moment and never lets a task start that must not.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, RwLock};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use uuid::Uuid;
 
-use super::{Actor, Result, Store, Tx, slots};
+use super::{Actor, Error, Patience, Result, Session, Store, Tx, slots};
 use crate::domain::rules::{Matcher, Rule, key_of};
+use crate::domain::task::Flags;
 
-/// The advisory lock between claims and new matchers. Claims take it as they begin.
+/// The advisory lock between claims and changes of matchers. Claims take it as they begin.
 pub(super) const GATE: i64 = 0x7265_7072_6973_6501;
+/// New matchers in one request at most: claims of all instances wait while they are counted.
+pub const MOST_NEW: usize = 1000;
+/// How long a try to register waits for the next one when something was in other hands.
+const PAUSE: Duration = Duration::from_millis(100);
+/// A matcher is kept for so many minutes before anybody looks whether it is used.
+const YOUNG_MINS: i32 = 10;
 
-/// The matchers that this instance knows. They only ever become more, so what it knows is right, if not all.
+/// The matchers that this instance knows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cache(Arc<RwLock<Arc<Matchers>>>);
 
 #[derive(Clone, Debug, Default)]
 pub struct Matchers {
-    last: i32,
+    /// What tells one state of the table from another.
+    version: (i64, i32),
+    /// Whether a task alive carries rules.
+    ruled: bool,
     ids: HashMap<(String, Vec<String>), i32>,
     by_kind: HashMap<String, Vec<(i32, Vec<String>)>>,
 }
@@ -31,20 +46,31 @@ pub struct Matchers {
 pub(super) type Key = (i32, String);
 
 impl Matchers {
-    pub fn is_empty(&self) -> bool {
-        self.last == 0
+    /// Nothing is counted, and nothing has to be looked at.
+    pub fn is_idle(&self) -> bool {
+        self.ids.is_empty() && !self.ruled
     }
 
     pub fn kinds(&self) -> Vec<&str> {
         self.by_kind.keys().map(String::as_str).collect()
     }
 
-    fn knows(&self, matcher: &Matcher) -> bool {
+    /// Every field that one of them looks at.
+    pub(super) fn fields(&self) -> Vec<&str> {
+        let fields = self.ids.keys().flat_map(|(_, fields)| fields).map(String::as_str);
+        fields.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    pub(super) fn knows(&self, matcher: &Matcher) -> bool {
         self.id(matcher).is_some()
     }
 
     fn id(&self, matcher: &Matcher) -> Option<i32> {
         self.ids.get(&(matcher.kind.clone(), matcher.fields.clone())).copied()
+    }
+
+    pub(super) fn unknown_of<'a>(&self, rules: impl Iterator<Item = &'a Rule>) -> BTreeSet<Matcher> {
+        rules.map(Rule::matcher).filter(|matcher| !self.knows(matcher)).cloned().collect()
     }
 
     /// What a task of this kind occupies while it executes.
@@ -59,7 +85,6 @@ impl Matchers {
     }
 
     fn add(&mut self, id: i32, kind: String, fields: Vec<String>) {
-        self.last = self.last.max(id);
         self.by_kind.entry(kind.clone()).or_default().push((id, fields.clone()));
         self.ids.insert((kind, fields), id);
     }
@@ -67,91 +92,194 @@ impl Matchers {
 
 impl Cache {
     fn get(&self) -> Arc<Matchers> {
-        Arc::clone(&self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner))
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn put(&self, matchers: Arc<Matchers>) {
-        let mut known = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if known.last < matchers.last {
-            *known = matchers;
-        }
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = matchers;
     }
 }
 
 /// All matchers there are, for a transaction that holds [`GATE`].
 pub(super) async fn all(tx: &mut Tx) -> Result<Arc<Matchers>> {
+    let state = sqlx::query!(
+        r#"select version, coalesce((select max(id) from matcher), 0) as "last!",
+               exists (select from task where ended_at is null and flags & 256 <> 0) as "ruled!"
+           from matcher_version"#
+    )
+    .fetch_one(tx.conn().await?)
+    .await?;
+    const { assert!(Flags::HAS_RULES.0 == 256) };
+    let (version, ruled) = ((state.version, state.last), state.ruled);
     let known = tx.store.matchers.get();
-    let new = sqlx::query!("select id, kind, fields from matcher where id > $1 order by id", known.last)
-        .fetch_all(tx.conn())
-        .await?;
-    if new.is_empty() {
-        return Ok(known);
+    if known.version == version {
+        if known.ruled == ruled {
+            return Ok(known);
+        }
+        return Ok(keep(tx, Matchers { ruled, ..(*known).clone() }));
     }
-    let mut all = (*known).clone();
-    for row in new {
+    let rows = sqlx::query!("select id, kind, fields from matcher where retired_at is null order by id")
+        .fetch_all(tx.conn().await?)
+        .await?;
+    let mut all = Matchers { version, ruled, ..Matchers::default() };
+    for row in rows {
         all.add(row.id, row.kind, row.fields);
     }
+    Ok(keep(tx, all))
+}
+
+fn keep(tx: &Tx, all: Matchers) -> Arc<Matchers> {
     let all = Arc::new(all);
     tx.store.matchers.put(Arc::clone(&all));
-    Ok(all)
+    all
 }
 
-/// Makes the matchers of these rules known, before any task carries them. New ones count what executes already.
-pub async fn register<'a>(store: &Store, rules: impl IntoIterator<Item = &'a Rule>) -> Result<()> {
+/// The matchers of these rules that this instance does not know.
+pub fn unknown<'a>(store: &Store, rules: impl IntoIterator<Item = &'a Rule>) -> BTreeSet<Matcher> {
     let known = store.matchers.get();
-    let new: BTreeSet<&Matcher> = rules.into_iter().map(Rule::matcher).filter(|m| !known.knows(m)).collect();
-    if new.is_empty() {
+    let all: BTreeSet<&Matcher> = rules.into_iter().map(Rule::matcher).collect();
+    all.into_iter().filter(|matcher| !known.knows(matcher)).cloned().collect()
+}
+
+/// Makes matchers known, before any task carries them. New ones count what executes already.
+pub async fn register(store: &Store, wanted: &BTreeSet<Matcher>) -> Result<()> {
+    if wanted.is_empty() {
         return Ok(());
     }
-    store.retrying(|| register_once(store, &new)).await
+    let until = Instant::now() + store.limit();
+    loop {
+        match store.retrying(Patience::Least, |session| register_once(session, wanted)).await {
+            Err(error) if error.is_busy() && Instant::now() < until => tokio::time::sleep(PAUSE).await,
+            result => return result,
+        }
+    }
 }
 
-async fn register_once(store: &Store, wanted: &BTreeSet<&Matcher>) -> Result<()> {
-    let mut tx = store.begin(Actor::Api).await?;
-    sqlx::query!("select pg_advisory_xact_lock($1)", GATE).execute(tx.conn()).await?;
+async fn register_once(session: Session, wanted: &BTreeSet<Matcher>) -> Result<()> {
+    let mut tx = session.begin(Actor::Api).await?;
+    close_gate(&mut tx).await?;
     let known = all(&mut tx).await?;
-    let new: Vec<&Matcher> = wanted.iter().copied().filter(|m| !known.knows(m)).collect();
-    for matcher in new {
-        let id = sqlx::query_scalar!(
-            "insert into matcher (kind, fields) values ($1, $2) returning id",
-            matcher.kind,
-            &matcher.fields
-        )
-        .fetch_one(tx.conn())
-        .await?;
-        count_executing(&mut tx, id, matcher).await?;
+    let new: Vec<&Matcher> = wanted.iter().filter(|matcher| !known.knows(matcher)).collect();
+    if new.is_empty() {
+        return tx.rollback().await;
     }
+    let fields = new.iter().map(|matcher| serde_json::to_string(&matcher.fields).map_err(Error::corrupt));
+    let now = tx.store.clock().param();
+    let rows = sqlx::query!(
+        "insert into matcher (kind, fields, created_at)
+         select u.kind, array(select json_array_elements_text(u.fields::json)), coalesce($3, statement_timestamp())
+         from unnest($1::text[], $2::text[]) u(kind, fields) returning id, kind, fields",
+        &new.iter().map(|matcher| matcher.kind.as_str()).collect::<Vec<_>>() as &[&str],
+        &fields.collect::<Result<Vec<_>>>()?,
+        now,
+    )
+    .fetch_all(tx.conn().await?)
+    .await?;
+    let mut counted = Matchers::default();
+    for row in rows {
+        counted.add(row.id, row.kind, row.fields);
+    }
+    count_executing(&mut tx, &counted).await?;
+    changed(&mut tx).await?;
     // They become known here with everybody else's next look: only what is committed may be.
     tx.commit().await
 }
 
-async fn count_executing(tx: &mut Tx, id: i32, matcher: &Matcher) -> Result<()> {
+/// From here to the end of the transaction nobody claims.
+async fn close_gate(tx: &mut Tx) -> Result<()> {
+    sqlx::query!("select pg_advisory_xact_lock($1)", GATE).execute(tx.conn().await?).await?;
+    Ok(())
+}
+
+async fn changed(tx: &mut Tx) -> Result<()> {
+    sqlx::query!("update matcher_version set version = version + 1").execute(tx.conn().await?).await?;
+    Ok(())
+}
+
+async fn count_executing(tx: &mut Tx, new: &Matchers) -> Result<()> {
     let rows = sqlx::query!(
-        r#"select t.id, s.metadata,
-               greatest(0, coalesce(t.expected_count - t.success - t.failures, 0)) as "remaining!"
+        r#"select t.id, s.kind, (
+               select jsonb_object_agg(f, s.metadata -> f) from unnest($2::text[]) f where s.metadata ? f
+           ) as metadata, greatest(0, coalesce(t.expected_count - t.success - t.failures, 0)) as "remaining!"
            from task t join task_spec s on s.id = t.id
-           where t.status in ('claimed', 'running') and s.kind = $1 order by t.id for update of t"#,
-        matcher.kind
+           where t.status in ('claimed', 'running') and s.kind = any($1) order by t.id for update of t"#,
+        &new.kinds() as &[&str],
+        &new.fields() as &[&str],
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
-    let keys: Vec<Option<Key>> =
-        rows.iter().map(|row| key_of(&matcher.fields, row.metadata.as_ref()).map(|key| (id, key))).collect();
-    let slots = slots::lock(tx, keys.iter().flatten().cloned().collect(), &BTreeSet::new()).await?;
-    let (mut tasks, mut occupied) = (Vec::new(), Vec::new());
-    for (row, key) in rows.iter().zip(keys) {
-        let Some(slot) = key.and_then(|key| slots.id(&key)) else { continue };
-        tx.slot(slot, 1, row.remaining);
-        tasks.push(row.id);
-        occupied.push(slot);
+    let occupied: Vec<(Uuid, i64, Vec<Key>)> = rows
+        .iter()
+        .map(|row| {
+            (row.id, row.remaining, new.occupied(&row.kind, Some(row.metadata.as_ref().unwrap_or(&Value::Null))))
+        })
+        .collect();
+    let keys: BTreeSet<Key> = occupied.iter().flat_map(|(_, _, keys)| keys).cloned().collect();
+    let slots = slots::lock(tx, keys, &BTreeSet::new()).await?;
+    let mut by_task: BTreeMap<Uuid, Vec<String>> = BTreeMap::new();
+    for (task, remaining, keys) in &occupied {
+        for slot in keys.iter().filter_map(|key| slots.id(key)) {
+            tx.slot(slot, 1, *remaining);
+            by_task.entry(*task).or_default().push(slot.to_string());
+        }
     }
     sqlx::query!(
-        "update task t set slots = coalesce(t.slots, '{}') || u.slot
-         from unnest($1::uuid[], $2::bigint[]) u(id, slot) where t.id = u.id",
-        &tasks,
-        &occupied,
+        "update task t set slots = coalesce(t.slots, '{}') || u.slots::bigint[]
+         from unnest($1::uuid[], $2::text[]) u(id, slots) where t.id = u.id",
+        &by_task.keys().copied().collect::<Vec<_>>(),
+        &by_task.values().map(|slots| format!("{{{}}}", slots.join(","))).collect::<Vec<_>>(),
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     Ok(())
+}
+
+/// Retires matchers that no task alive carries, and deletes retired ones whose slots are gone. Answers how many.
+pub async fn forget_unused(session: &Session) -> Result<u64> {
+    let mut tx = session.begin(Actor::Loop("retention")).await?;
+    let now = tx.store.clock().param();
+    let old = sqlx::query!(
+        "select id, kind, fields from matcher where retired_at is null
+           and created_at < coalesce($1, statement_timestamp()) - make_interval(mins => $2)",
+        now,
+        YOUNG_MINS
+    )
+    .fetch_all(tx.conn().await?)
+    .await?;
+    let mut unused: HashMap<(String, Vec<String>), i32> =
+        old.into_iter().map(|row| ((row.kind, row.fields), row.id)).collect();
+    if !unused.is_empty() {
+        let carried = sqlx::query_scalar!(
+            r#"select distinct s.rules as "rules!" from task t join task_spec s on s.id = t.id
+               where t.ended_at is null and t.flags & 256 <> 0 and s.rules is not null"#
+        )
+        .fetch_all(tx.conn().await?)
+        .await?;
+        for rules in carried {
+            let rules: Vec<Rule> = serde_json::from_str(&rules).map_err(Error::corrupt)?;
+            for matcher in rules.iter().map(Rule::matcher) {
+                unused.remove(&(matcher.kind.clone(), matcher.fields.clone()));
+            }
+        }
+    }
+    let unused: Vec<i32> = unused.into_values().collect();
+    if !unused.is_empty() {
+        close_gate(&mut tx).await?;
+        sqlx::query!(
+            "update matcher set retired_at = coalesce($2, statement_timestamp()) where id = any($1)",
+            &unused,
+            now
+        )
+        .execute(tx.conn().await?)
+        .await?;
+        changed(&mut tx).await?;
+    }
+    let deleted = sqlx::query!(
+        "delete from matcher m where m.retired_at is not null and not exists (select from slot s where s.matcher_id = m.id)"
+    )
+    .execute(tx.conn().await?)
+    .await?
+    .rows_affected();
+    tx.commit().await?;
+    Ok(unused.len() as u64 + deleted)
 }

@@ -28,11 +28,11 @@ impl Store {
     /// Can the server be reached, and is it new enough? Asked without the pool, whose patience would hide the cause.
     pub async fn check_server(&self) -> Result<(), String> {
         let asked = tokio::time::timeout(PATIENCE, async {
-            let options = self.pool.connect_options();
-            let mut first = PgConnection::connect_with(&options).await?;
+            let options = self.pool.options();
+            let mut first = PgConnection::connect_with(options).await?;
             let version = server_version(&mut first).await?;
             // Twice, because of poolers: where statements of one client get in the way of another's, it is seen here.
-            let mut second = PgConnection::connect_with(&options).await?;
+            let mut second = PgConnection::connect_with(options).await?;
             server_version(&mut second).await?;
             let _ = tokio::join!(first.close(), second.close());
             Ok(version)
@@ -53,7 +53,8 @@ impl Store {
     /// All in one transaction, which holds the lock and takes effect as a whole.
     pub async fn migrate(&self) -> Result<(), String> {
         let migrating = async {
-            let mut tx = self.pool.begin().await?;
+            let mut connection = PgConnection::connect_with(self.pool.options()).await?;
+            let mut tx = connection.begin().await?;
             sqlx::query("select pg_advisory_xact_lock($1)").bind(LOCK).execute(&mut *tx).await?;
             MIGRATIONS.run(&mut *tx).await?;
             tx.commit().await?;
@@ -65,14 +66,17 @@ impl Store {
     /// Whether all migrations have been run, for those who run them apart.
     pub async fn is_migrated(&self) -> Result<bool> {
         let latest = MIGRATIONS.iter().map(|m| m.version).max().unwrap_or(0);
-        let known: Option<bool> =
-            sqlx::query_scalar("select to_regclass('_sqlx_migrations') is not null").fetch_one(&self.pool).await?;
-        if known != Some(true) {
-            return Ok(false);
-        }
-        let applied: Option<i64> =
-            sqlx::query_scalar("select max(version) from _sqlx_migrations where success").fetch_one(&self.pool).await?;
-        Ok(applied.is_some_and(|applied| applied >= latest))
+        self.reading(async |tx| {
+            let known = sqlx::query_scalar("select to_regclass('_sqlx_migrations') is not null");
+            let known: Option<bool> = known.fetch_one(tx.conn().await?).await?;
+            if known != Some(true) {
+                return Ok(false);
+            }
+            let applied = sqlx::query_scalar("select max(version) from _sqlx_migrations where success");
+            let applied: Option<i64> = applied.fetch_one(tx.conn().await?).await?;
+            Ok(applied.is_some_and(|applied| applied >= latest))
+        })
+        .await
     }
 }
 

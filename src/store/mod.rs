@@ -6,6 +6,7 @@ pub mod books;
 pub mod create;
 pub mod dead_ends;
 mod dedupe;
+pub mod deferred;
 mod error;
 pub mod fairness;
 pub mod history;
@@ -17,14 +18,17 @@ pub mod lists;
 pub mod lock;
 pub mod matchers;
 pub mod migrate;
+pub mod outages;
 pub mod outbox;
 pub mod policies;
+mod pool;
 pub mod progress;
 pub mod query;
 pub mod retention;
 pub mod retry_stats;
 pub mod revival;
 mod secret;
+mod session;
 mod settle;
 pub mod slots;
 pub mod stats;
@@ -37,19 +41,20 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection, PgConnection, PgPool};
+use sqlx::postgres::PgConnectOptions;
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use crate::clock::Clock;
 use crate::domain::retry;
 use crate::wake::Wake;
 
+use pool::Pool;
+
 pub use error::{Error, Result};
+pub use session::{Patience, Session};
 pub use tx::{Actor, Tx};
 
-/// What an idle connection may take to show that it is still one.
-const PING: Duration = Duration::from_secs(1);
 /// What a transaction may take, unless it is said otherwise.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -59,7 +64,11 @@ pub struct Store(Arc<Inner>);
 
 #[derive(Clone, Debug)]
 pub struct Inner {
-    pool: PgPool,
+    pool: Pool,
+    /// Places for those who only look: however slow their queries are, connections are left for those who change.
+    readers: Arc<Semaphore>,
+    /// Places for those who wait for a lock: however many want one row, connections are left for the others.
+    waiters: Arc<Semaphore>,
     limit: Duration,
     clock: Clock,
     wake: Wake,
@@ -96,15 +105,11 @@ impl Store {
             .application_name("reprise")
             // Changes nothing since PostgreSQL 12, and poolers refuse it.
             .extra_float_digits(None);
-        let pool = PgPoolOptions::new()
-            .max_connections(max_connections)
-            .acquire_timeout(Duration::from_secs(5))
-            // The pool's own test waits for an answer for as long as whoever wants the connection.
-            .test_before_acquire(false)
-            .before_acquire(|connection, _| Box::pin(async { Ok(answers(connection).await) }))
-            .connect_lazy_with(options);
+        let (readers, waiters) = places(max_connections);
         Ok(Store(Arc::new(Inner {
-            pool,
+            pool: Pool::new(options, max_connections),
+            readers,
+            waiters,
             limit: LIMIT,
             clock,
             wake: Wake::default(),
@@ -120,9 +125,9 @@ impl Store {
     /// The same with connections of its own: however many requests there are, the loops and their leases go on.
     #[must_use]
     pub fn with_own_pool(&self, max_connections: u32) -> Store {
-        let options = self.pool.connect_options().as_ref().clone();
-        let pool = self.pool.options().clone().max_connections(max_connections).connect_lazy_with(options);
-        Store(Arc::new(Inner { pool, ..Inner::clone(self) }))
+        let pool = Pool::new(self.pool.options().clone(), max_connections);
+        let (readers, waiters) = places(max_connections);
+        Store(Arc::new(Inner { pool, readers, waiters, ..Inner::clone(self) }))
     }
 
     /// The same with another limit for what a transaction may take.
@@ -148,53 +153,28 @@ impl Store {
         self.instance
     }
 
-    /// Does what has no end of its own. A connection can fall silent without being closed: its server lost power, or
-    /// somebody in between forgot it. Whatever takes longer than the limit has lost its database, and is broken off so that
-    /// those behind it can go on with another connection.
-    pub async fn in_time<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        match tokio::time::timeout(self.limit, work).await {
-            Ok(result) => result,
-            Err(_) => Err(Error::too_late(self.limit)),
-        }
-    }
-
-    /// Runs `once`, in time, and again when PostgreSQL had to break it off in favour of another transaction: a client
-    /// never hears of a deadlock.
-    pub async fn retrying<T, F, Fut>(&self, mut once: F) -> Result<T>
-    where
-        F: FnMut() -> Fut,
-        Fut: Future<Output = Result<T>>,
-    {
-        let mut tries = 0u32;
-        loop {
-            // On the heap, or whoever waits would carry it twice.
-            match self.in_time(Box::pin(once())).await {
-                Err(error) if error.is_transient() && tries < 10 => {
-                    tries += 1;
-                    tracing::debug!(tries, %error, "transaction repeated");
-                    let most = 5u64 << tries.min(6);
-                    tokio::time::sleep(Duration::from_millis(rand::random_range(0..most))).await;
-                }
-                result => return result,
-            }
-        }
-    }
-
+    /// Whether a connection can be had and answers, soon.
     pub async fn ping(&self) -> Result<()> {
-        sqlx::query("select 1").execute(&self.pool).await?;
-        Ok(())
+        let soon = self.with_limit(self.limit.min(Duration::from_secs(2)));
+        soon.reading(async |tx| {
+            sqlx::query("select 1").execute(tx.conn().await?).await?;
+            Ok(())
+        })
+        .await
     }
 
     /// Connections open and idle.
-    pub fn pool_use(&self) -> (u32, usize) {
-        (self.pool.size(), self.pool.num_idle())
+    pub fn pool_use(&self) -> (usize, usize) {
+        self.pool.usage()
     }
 
-    pub async fn close(&self) {
-        self.pool.close().await;
+    pub fn close(&self) {
+        self.pool.close();
     }
 }
 
-async fn answers(connection: &mut PgConnection) -> bool {
-    matches!(tokio::time::timeout(PING, connection.ping()).await, Ok(Ok(())))
+/// Of a pool of this size: places for readers and for those who wait for locks, each less than the whole.
+fn places(connections: u32) -> (Arc<Semaphore>, Arc<Semaphore>) {
+    let share = |of: u32| Arc::new(Semaphore::new(usize::try_from((connections / of).max(1)).unwrap_or(1)));
+    (share(2), share(3))
 }

@@ -1,19 +1,23 @@
 //! Notifications: written with the transition they tell of, leased for sending, marked with what came of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Error, Result, Store, Tx};
+use super::lease::ClaimId;
+use super::{Actor, Error, Result, Session, Tx};
 use crate::domain::lifecycle::{Notice, Transition};
 use crate::domain::status::Status;
 use crate::domain::task::Flags;
 use crate::domain::view::Timestamp;
 use crate::domain::webhook::Action;
 use crate::wake::Hints;
+
+/// What the notifications that are leased at once may have in all.
+const LEASE_BYTES: i64 = 8 * 1024 * 1024;
 
 /// The notifications that go with these transitions. Tasks without such an action cost nothing.
 pub(super) async fn enqueue(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> Result<()> {
@@ -49,7 +53,7 @@ pub(super) async fn enqueue(tx: &mut Tx, transitions: &[Transition], now: DateTi
             &states,
             now,
         )
-        .execute(tx.conn())
+        .execute(tx.conn().await?)
         .await?
         .rows_affected();
     }
@@ -67,7 +71,7 @@ pub(super) async fn enqueue(tx: &mut Tx, transitions: &[Transition], now: DateTi
             &states,
             now,
         )
-        .execute(tx.conn())
+        .execute(tx.conn().await?)
         .await?
         .rows_affected();
     }
@@ -99,28 +103,40 @@ fn state(transition: &Transition) -> String {
     .to_string()
 }
 
-/// What the answers to `on_start` said to call on cancel. A task that was canceled while the call was under way
+/// What the answer to a call of `on_start` said to call on cancel.
+#[derive(Clone, Debug)]
+pub struct CancelAction {
+    pub claim: ClaimId,
+    pub run: i32,
+    pub action: Action,
+}
+
+/// What the answers to `on_start` said to call on cancel, as far as they belong to the last claim of their task. A task that was canceled while the call was under way
 /// gets its cancel notification now: its worker has begun.
-pub async fn keep_cancel_actions(tx: &mut Tx, actions: &[(Uuid, i32, Action)]) -> Result<()> {
+pub async fn keep_cancel_actions(tx: &mut Tx, actions: &[CancelAction]) -> Result<()> {
     if actions.is_empty() {
         return Ok(());
     }
     let now = tx.store.clock().param();
-    let ids: Vec<Uuid> = actions.iter().map(|(id, _, _)| *id).collect();
-    let runs: Vec<i32> = actions.iter().map(|(_, run, _)| *run).collect();
+    let ids: Vec<Uuid> = actions.iter().map(|one| one.claim.0).collect();
+    let claims: Vec<i32> = actions.iter().map(|one| one.claim.1).collect();
+    let runs: Vec<i32> = actions.iter().map(|one| one.run).collect();
     let texts = actions
         .iter()
-        .map(|(_, _, action)| serde_json::to_string(action).map_err(Error::corrupt))
+        .map(|one| serde_json::to_string(&one.action).map_err(Error::corrupt))
         .collect::<Result<Vec<_>>>()?;
     sqlx::query!(
-        "insert into cancel_action (task_id, run, action) select * from unnest($1::uuid[], $2::int[], $3::text[])
+        "insert into cancel_action (task_id, run, action)
+         select u.id, u.run, u.action from unnest($1::uuid[], $2::int[], $3::text[], $4::int[]) u(id, run, action, claim)
+         join task t on t.id = u.id and t.claim = u.claim
          on conflict (task_id) do update set run = excluded.run, action = excluded.action
              where excluded.run >= cancel_action.run",
         &ids,
         &runs,
         &texts,
+        &claims,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     let late = sqlx::query!(
         r#"insert into outbox (task_id, batch_id, trigger, condition, run, action, state, next_attempt_at,
@@ -131,17 +147,18 @@ pub async fn keep_cancel_actions(tx: &mut Tx, actions: &[(Uuid, i32, Action)]) -
                                   'will_retry', false, 'next_retry_at', null, 'failure_type', t.failure_type,
                                   'failure_reason', t.failure_reason, 'ended_at',
                                   to_char(t.ended_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))::text,
-                coalesce($4, now()), coalesce($4, now()), coalesce($4, now())
-         from unnest($1::uuid[], $2::int[], $3::text[]) u(id, run, action)
-         join task t on t.id = u.id and t.run = u.run and t.status = 'canceled'
+                coalesce($4, statement_timestamp()), coalesce($4, statement_timestamp()), coalesce($4, statement_timestamp())
+         from unnest($1::uuid[], $2::int[], $3::text[], $5::int[]) u(id, run, action, claim)
+         join task t on t.id = u.id and t.run = u.run and t.claim = u.claim and t.status = 'canceled'
          join task_spec s on s.id = t.id
          where not exists (select from outbox o where o.task_id = t.id and o.trigger = 'cancel' and o.run = t.run)"#,
         &ids,
         &runs,
         &texts,
         now,
+        &claims,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?
     .rows_affected();
     if late > 0 {
@@ -156,7 +173,7 @@ pub(super) async fn complete_batches(tx: &mut Tx, ids: &[Uuid]) -> Result<bool> 
     let now = tx.store.clock().param();
     let added = sqlx::query!(
         "with done as (
-             update batch b set completed_at = coalesce($2, now()), completions = b.completions + 1
+             update batch b set completed_at = coalesce($2, statement_timestamp()), completions = b.completions + 1
              where b.id = any($1) and b.completed_at is null
              returning b.id, b.completions - 1 as completion, b.on_complete, b.total
          )
@@ -165,13 +182,13 @@ pub(super) async fn complete_batches(tx: &mut Tx, ids: &[Uuid]) -> Result<bool> 
                 json_build_object('batch_id', d.id, 'trigger', 'batch', 'completion', d.completion,
                                   'total_tasks', d.total, 'success', c.success, 'failure', c.failure,
                                   'canceled', c.canceled)::text,
-                coalesce($2, now()), coalesce($2, now()), coalesce($2, now())
-         from done d join batch_count c on c.batch_id = d.id
+                coalesce($2, statement_timestamp()), coalesce($2, statement_timestamp()), coalesce($2, statement_timestamp())
+         from done d join batch_counts c on c.batch_id = d.id
          cross join lateral json_array_elements(d.on_complete::json) a(action)",
         ids,
         now,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?
     .rows_affected();
     Ok(added > 0)
@@ -181,7 +198,7 @@ pub(super) async fn complete_batches(tx: &mut Tx, ids: &[Uuid]) -> Result<bool> 
 pub(super) async fn reopen_batches(tx: &mut Tx, ids: &BTreeSet<Uuid>) -> Result<()> {
     let ids: Vec<Uuid> = ids.iter().copied().collect();
     sqlx::query!("update batch set completed_at = null where id = any($1) and completed_at is not null", &ids)
-        .execute(tx.conn())
+        .execute(tx.conn().await?)
         .await?;
     Ok(())
 }
@@ -199,6 +216,8 @@ pub struct Leased {
     pub state: serde_json::Value,
     /// This attempt included.
     pub attempts: i32,
+    /// How much of it is held in memory.
+    pub bytes: usize,
 }
 
 /// What came of sending one.
@@ -213,24 +232,32 @@ pub struct Sent {
     pub again_in: Option<Duration>,
 }
 
-/// Takes due notifications for as long as sending them may take.
-pub async fn lease(tx: &mut Tx, limit: i64, lease: Duration) -> Result<Vec<Leased>> {
+/// Takes due notifications for as long as sending them may take: up to `limit`, and no more once they have
+/// [`LEASE_BYTES`]. Answers whether there may be more.
+pub async fn lease(tx: &mut Tx, limit: i64, lease: Duration) -> Result<(Vec<Leased>, bool)> {
     let now = tx.store.clock().param();
     let rows = sqlx::query!(
-        "with picked as materialized (
-             select id from outbox where status = 'pending' and next_attempt_at <= coalesce($1, now())
+        r#"with picked as materialized (
+             select id, next_attempt_at, octet_length(action) + octet_length(state) as bytes
+             from outbox where status = 'pending' and next_attempt_at <= coalesce($1, statement_timestamp())
              order by next_attempt_at, id limit $2 for update skip locked
+         ), sized as materialized (
+             select id, sum(bytes) over (order by next_attempt_at, id) - bytes as before from picked
          )
-         update outbox o set attempts = o.attempts + 1, updated_at = coalesce($1, now()),
-             next_attempt_at = coalesce($1, now()) + make_interval(secs => $3)
-         from picked p where o.id = p.id
-         returning o.id, o.task_id, o.batch_id, o.trigger, o.condition, o.run, o.action, o.state, o.attempts",
+         update outbox o set attempts = o.attempts + 1, updated_at = coalesce($1, statement_timestamp()),
+             next_attempt_at = coalesce($1, statement_timestamp()) + make_interval(secs => $3)
+         from sized s where o.id = s.id and s.before < $4
+         returning o.id, o.task_id, o.batch_id, o.trigger, o.condition, o.run, o.action, o.state, o.attempts,
+             (select count(*) from picked) as "picked!""#,
         now,
         limit,
         lease.as_secs_f64(),
+        LEASE_BYTES,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
+    let picked = rows.first().map_or(0, |row| row.picked);
+    let more = picked == limit || i64::try_from(rows.len()).is_ok_and(|leased| leased < picked);
     let mut leased = rows
         .into_iter()
         .map(|row| {
@@ -244,43 +271,55 @@ pub async fn lease(tx: &mut Tx, limit: i64, lease: Duration) -> Result<Vec<Lease
                 action: serde_json::from_str(&row.action).map_err(Error::corrupt)?,
                 state: serde_json::from_str(&row.state).map_err(Error::corrupt)?,
                 attempts: row.attempts,
+                bytes: row.action.len() + row.state.len(),
             })
         })
         .collect::<Result<Vec<_>>>()?;
     leased.sort_unstable_by_key(|delivery| delivery.id);
-    Ok(leased)
+    Ok((leased, more))
 }
 
-/// Writes the results of many in one statement.
-pub async fn mark(store: &Store, results: &[Sent]) -> Result<()> {
+/// Writes the results of many in one statement. Answers which of them somebody else holds: those are not written.
+pub async fn mark(session: &Session, results: &[Sent]) -> Result<HashSet<i64>> {
     let status = |sent: &Sent| match (&sent.error, sent.again_in) {
         (None, _) => "success",
         (Some(_), Some(_)) => "pending",
         (Some(_), None) => "exhausted",
     };
     let statuses: Vec<&str> = results.iter().map(status).collect();
-    sqlx::query!(
-        "update outbox o set status = u.status, last_status = u.last_status, last_error = u.last_error,
-             next_attempt_at = coalesce($7, now()) + make_interval(secs => u.again), updated_at = coalesce($7, now())
+    let mut tx = session.begin(Actor::Loop("delivery")).await?;
+    let now = tx.store.clock().param();
+    let busy = sqlx::query_scalar!(
+        r#"with held as materialized (
+             select id from outbox where id = any($1) order by id for update skip locked
+         ), marked as (
+         update outbox o set status = u.status, last_status = u.last_status, last_error = u.last_error,
+             next_attempt_at = coalesce($7, statement_timestamp()) + make_interval(secs => u.again), updated_at = coalesce($7, statement_timestamp())
          from unnest($1::bigint[], $2::int[], $3::text[]::delivery_status[], $4::int[], $5::text[],
                      $6::double precision[])
              u(id, attempts, status, last_status, last_error, again)
-         where o.id = u.id and o.status = 'pending' and (o.attempts = u.attempts or u.status = 'success')",
+         join held h on h.id = u.id
+         where o.id = u.id and o.status = 'pending' and (o.attempts = u.attempts or u.status = 'success')
+         )
+         select id from outbox where id = any($1) and id not in (select id from held)"#,
         &results.iter().map(|r| r.id).collect::<Vec<_>>(),
         &results.iter().map(|r| r.attempts).collect::<Vec<_>>(),
         &statuses as &[&str],
         &results.iter().map(|r| r.status.map(i32::from)).collect::<Vec<_>>() as &[Option<i32>],
         &results.iter().map(|r| r.error.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
         &results.iter().map(|r| r.again_in.map_or(0.0, |d| d.as_secs_f64())).collect::<Vec<_>>(),
-        store.clock().param(),
+        now,
     )
-    .execute(&store.pool)
+    .fetch_all(tx.conn().await?)
     .await?;
-    let exhausted = statuses.iter().filter(|status| **status == "exhausted").count();
+    let busy: HashSet<i64> = busy.into_iter().collect();
+    let exhausted = |(result, status): &(&Sent, &&str)| **status == "exhausted" && !busy.contains(&result.id);
+    let exhausted = results.iter().zip(&statuses).filter(exhausted).count();
     if exhausted > 0 {
-        metrics::counter!("reprise_webhook_exhausted_total").increment(exhausted as u64);
+        tx.count("reprise_webhook_exhausted_total", vec![], exhausted as u64);
     }
-    Ok(())
+    tx.commit().await?;
+    Ok(busy)
 }
 
 /// One that was leased and not sent.
@@ -292,40 +331,48 @@ pub struct Postponed {
     pub again_in: Duration,
 }
 
-/// Puts back what was not sent, as if it had not been leased.
-pub async fn postpone(store: &Store, postponed: &[Postponed]) -> Result<()> {
+/// Puts back what was not sent, as if it had not been leased. The lease of what somebody else holds ends by itself.
+pub async fn postpone(session: &Session, postponed: &[Postponed]) -> Result<()> {
+    let mut tx = session.begin_lease(Actor::Loop("delivery")).await?;
+    let now = tx.store.clock().param();
     sqlx::query!(
-        "update outbox o set attempts = o.attempts - 1, updated_at = coalesce($4, now()),
-             next_attempt_at = coalesce($4, now()) + make_interval(secs => u.again)
+        "with held as materialized (select id from outbox where id = any($1) order by id for update skip locked)
+         update outbox o set attempts = o.attempts - 1, updated_at = coalesce($4, statement_timestamp()),
+             next_attempt_at = coalesce($4, statement_timestamp()) + make_interval(secs => u.again)
          from unnest($1::bigint[], $2::int[], $3::double precision[]) u(id, attempts, again)
+         join held h on h.id = u.id
          where o.id = u.id and o.status = 'pending' and o.attempts = u.attempts",
         &postponed.iter().map(|p| p.id).collect::<Vec<_>>(),
         &postponed.iter().map(|p| p.attempts).collect::<Vec<_>>(),
         &postponed.iter().map(|p| p.again_in.as_secs_f64()).collect::<Vec<_>>(),
-        store.clock().param(),
+        now,
     )
-    .execute(&store.pool)
+    .execute(tx.conn().await?)
     .await?;
-    Ok(())
+    tx.commit().await
 }
 
 /// Brings a notification back to life, with all its attempts before it. `None`: there is none with this id;
 /// `Some(false)`: it is still being tried anyway.
-pub async fn redeliver(store: &Store, id: i64) -> Result<Option<bool>> {
+pub async fn redeliver(session: &Session, id: i64) -> Result<Option<bool>> {
+    let mut tx = session.begin(Actor::Api).await?;
+    let now = tx.store.clock().param();
     let revived = sqlx::query_scalar!(
-        "update outbox set status = 'pending', attempts = 0, next_attempt_at = coalesce($2, now()),
-             updated_at = coalesce($2, now())
+        "update outbox set status = 'pending', attempts = 0, next_attempt_at = coalesce($2, statement_timestamp()),
+             updated_at = coalesce($2, statement_timestamp())
          where id = $1 and status <> 'pending' returning id",
         id,
-        store.clock().param(),
+        now,
     )
-    .fetch_optional(&store.pool)
+    .fetch_optional(tx.conn().await?)
     .await?;
     if revived.is_some() {
-        store.wake.everyone(Hints::DELIVER);
+        tx.hint(Hints::DELIVER);
+        tx.commit().await?;
         return Ok(Some(true));
     }
-    let known = sqlx::query_scalar!("select id from outbox where id = $1", id).fetch_optional(&store.pool).await?;
+    let known = sqlx::query_scalar!("select id from outbox where id = $1", id).fetch_optional(tx.conn().await?).await?;
+    tx.rollback().await?;
     Ok(known.map(|_| false))
 }
 
@@ -335,9 +382,9 @@ pub async fn next_due(tx: &mut Tx) -> Result<Option<f64>> {
     Ok(sqlx::query_scalar!(
         "select extract(epoch from
              (select next_attempt_at from outbox where status = 'pending' order by next_attempt_at limit 1)
-             - coalesce($1, now()))::double precision",
+             - coalesce($1, statement_timestamp()))::double precision",
         now,
     )
-    .fetch_one(tx.conn())
+    .fetch_one(tx.conn().await?)
     .await?)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-use super::{Error, Result, Store, fairness};
+use super::{Actor, Error, Result, Session, Store, Tx, fairness};
 use crate::domain::policy::Policy;
 use crate::domain::view::{KindPolicy, Timestamp};
 
@@ -29,23 +29,27 @@ pub async fn by_kind(store: &Store) -> Result<ByKind> {
     let mut cache = store.policies.0.lock().await;
     match &*cache {
         Some((read_at, Ok(policies))) if read_at.elapsed() < FRESH => return Ok(Arc::clone(policies)),
-        Some((failed_at, Err(error))) if *failed_at > asked_at => return Err(error.copy()),
+        Some((failed_at, Err(error))) if *failed_at > asked_at => return Err(error.clone()),
         _ => {}
     }
-    let read = store.in_time(read(store)).await;
-    let answer = read.as_ref().map(Arc::clone).map_err(Error::copy);
-    *cache = Some((Instant::now(), read));
-    answer
-}
-
-async fn read(store: &Store) -> Result<ByKind> {
-    fairness::look(store).await?;
-    Ok(Arc::new(list(store).await?.into_iter().map(|one| (one.kind, one.retry)).collect()))
+    let read = store
+        .reading(async |tx| {
+            fairness::look(tx).await?;
+            Ok(Arc::new(read(tx).await?.into_iter().map(|one| (one.kind, one.retry)).collect()))
+        })
+        .await;
+    *cache = Some((Instant::now(), read.clone()));
+    read
 }
 
 pub async fn list(store: &Store) -> Result<Vec<KindPolicy>> {
-    let rows =
-        sqlx::query!("select kind, policy, updated_at from retry_policy order by kind").fetch_all(&store.pool).await?;
+    store.reading(async |tx| read(tx).await).await
+}
+
+async fn read(tx: &mut Tx) -> Result<Vec<KindPolicy>> {
+    let rows = sqlx::query!("select kind, policy, updated_at from retry_policy order by kind")
+        .fetch_all(tx.conn().await?)
+        .await?;
     rows.into_iter()
         .map(|row| {
             let retry = serde_json::from_str(&row.policy)
@@ -57,23 +61,36 @@ pub async fn list(store: &Store) -> Result<Vec<KindPolicy>> {
 
 pub async fn put(store: &Store, kind: &str, policy: &Policy) -> Result<KindPolicy> {
     let text = serde_json::to_string(policy).map_err(Error::corrupt)?;
-    let updated_at = sqlx::query_scalar!(
-        "insert into retry_policy (kind, policy, updated_at) values ($1, $2, coalesce($3, now()))
+    let (text, now) = (text.as_str(), store.clock().param());
+    let put = |session: Session| async move {
+        let mut tx = session.begin(Actor::Api).await?;
+        let updated_at = sqlx::query_scalar!(
+            "insert into retry_policy (kind, policy, updated_at) values ($1, $2, coalesce($3, statement_timestamp()))
          on conflict (kind) do update set policy = excluded.policy, updated_at = excluded.updated_at
          returning updated_at",
-        kind,
-        text,
-        store.clock().param(),
-    )
-    .fetch_one(&store.pool)
-    .await?;
+            kind,
+            text,
+            now,
+        )
+        .fetch_one(tx.conn().await?)
+        .await?;
+        tx.commit().await?;
+        Ok(updated_at)
+    };
+    let updated_at = store.alone(put).await?;
     *store.policies.0.lock().await = None;
     Ok(KindPolicy { kind: kind.to_owned(), retry: policy.clone(), updated_at: Timestamp(updated_at) })
 }
 
 /// Whether there was one.
 pub async fn delete(store: &Store, kind: &str) -> Result<bool> {
-    let deleted = sqlx::query!("delete from retry_policy where kind = $1", kind).execute(&store.pool).await?;
+    let delete = |session: Session| async move {
+        let mut tx = session.begin(Actor::Api).await?;
+        let deleted = sqlx::query!("delete from retry_policy where kind = $1", kind).execute(tx.conn().await?).await?;
+        tx.commit().await?;
+        Ok(deleted.rows_affected() > 0)
+    };
+    let deleted = store.alone(delete).await?;
     *store.policies.0.lock().await = None;
-    Ok(deleted.rows_affected() > 0)
+    Ok(deleted)
 }

@@ -2,6 +2,7 @@
 //! life. Its deadline is moved by the timeout loop when it has come: moved by every sign, it would cost an entry in every
 //! index of the table each time.
 
+use chrono::{DateTime, Utc};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -35,7 +36,7 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
          )
          update task t set success = t.success + u.success, failures = t.failures + u.failures,
              expected_count = coalesce(u.expected_count, t.expected_count), priority = coalesce(u.priority, t.priority),
-             last_updated = coalesce($7, now())
+             last_updated = greatest(t.last_updated, coalesce($7, clock_timestamp()))
          from unnest($1::uuid[], $2::int[], $3::bigint[], $4::bigint[], $5::int[], $6::smallint[])
              u(id, run, success, failures, expected_count, priority)
          join held h on h.id = u.id
@@ -52,7 +53,7 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
         column!(s => s.priority) as &[Option<i16>],
         now,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     for row in &written {
         tx.summed(row.batch_id, Sums { success: row.success, failures: row.failures, expected: row.expected });
@@ -91,7 +92,7 @@ pub async fn add_free(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
                ) t
            ), counted as (
                update task t set success = t.success + h.success, failures = t.failures + h.failures,
-                   last_updated = coalesce($5, now())
+                   last_updated = greatest(t.last_updated, coalesce($5, clock_timestamp()))
                from held h where t.id = h.id
                returning t.id, t.batch_id, h.success, h.failures
            ), sums as materialized (
@@ -102,7 +103,7 @@ pub async fn add_free(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
                order by batch_id for update
            ), summed as (
                update batch_count c set total_success = c.total_success + s.success,
-                   total_failures = c.total_failures + s.failures, updated_at = coalesce($5, now())
+                   total_failures = c.total_failures + s.failures, updated_at = coalesce($5, clock_timestamp())
                from sums s where c.batch_id = s.batch_id and (select count(*) from batches) >= 0
            )
            select id as "id!" from counted"#,
@@ -112,18 +113,36 @@ pub async fn add_free(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
         column!(s => s.failures),
         now,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?)
 }
 
-/// Moves the deadlines of running tasks to where their last sign of life has put them.
-pub async fn put_off(tx: &mut Tx, ids: &[Uuid]) -> Result<()> {
+/// Notes that the worker of a task lives, and nothing else. Waits for nobody.
+pub async fn touch(tx: &mut Tx, id: Uuid, run: Option<i32>) -> Result<()> {
+    let now = tx.store.clock().param();
     sqlx::query!(
-        "update task set timeout_at = last_updated + make_interval(secs => timeout_secs)
-         where id = any($1) and status = 'running'",
-        ids
+        "update task t set last_updated = greatest(t.last_updated, coalesce($3, statement_timestamp()))
+         from (select id from task where id = $1 for update skip locked) h
+         where t.id = h.id and t.ended_at is null and ($2::int is null or t.run = $2)",
+        id,
+        run,
+        now,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
+    .await?;
+    Ok(())
+}
+
+/// Moves the deadlines of tasks that are being executed.
+pub async fn put_off(tx: &mut Tx, deadlines: &[(Uuid, DateTime<Utc>)]) -> Result<()> {
+    let (ids, at): (Vec<Uuid>, Vec<DateTime<Utc>>) = deadlines.iter().copied().unzip();
+    sqlx::query!(
+        "update task t set timeout_at = u.at from unnest($1::uuid[], $2::timestamptz[]) u(id, at)
+         where t.id = u.id and t.status in ('claimed', 'running')",
+        &ids,
+        &at,
+    )
+    .execute(tx.conn().await?)
     .await?;
     Ok(())
 }
@@ -136,10 +155,10 @@ pub async fn merge_metadata(tx: &mut Tx, id: Uuid, metadata: &Value) -> Result<u
         id,
         metadata,
     )
-    .fetch_one(tx.conn())
+    .fetch_one(tx.conn().await?)
     .await?;
     let unparked = sqlx::query!("update task set parked_on = null where id = $1 and parked_on is not null", id)
-        .execute(tx.conn())
+        .execute(tx.conn().await?)
         .await?;
     if unparked.rows_affected() > 0 {
         tx.hint(Hints::START);

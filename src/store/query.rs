@@ -1,5 +1,7 @@
 //! What is read without changing anything: a batch, a graph, notifications. Whole tasks and lists have files of their own.
 
+use std::collections::HashSet;
+
 use chrono::{DateTime, Utc};
 use serde_json::json;
 use sqlx::{FromRow, Postgres, QueryBuilder};
@@ -7,7 +9,7 @@ use uuid::Uuid;
 
 use super::lists::Page;
 use super::lock::read_status;
-use super::{Error, Result, Store};
+use super::{Error, Result, Store, Tx};
 use crate::domain::status::Status;
 use crate::domain::view::{BasicTask, Batch, Dag, Delivery, DeliveryStatus, Link, Timestamp};
 use crate::domain::webhook::Action;
@@ -80,16 +82,19 @@ impl BasicRow {
 
 /// The status and run of a task, to say why a request does not fit.
 pub async fn standing(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> {
-    let row = sqlx::query!(r#"select status::text as "status!", run from task where id = $1"#, id)
-        .fetch_optional(&store.pool)
-        .await?;
+    let looking = sqlx::query!(r#"select status::text as "status!", run from task where id = $1"#, id);
+    let row = store.reading(async |tx| Ok(looking.fetch_optional(tx.conn().await?).await?)).await?;
     row.map(|row| Ok((read_status(&row.status)?, row.run))).transpose()
 }
 
 pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
+    store.reading(async |tx| dag_in(tx, batch_id).await).await
+}
+
+async fn dag_in(tx: &mut Tx, batch_id: Uuid) -> Result<Option<Dag>> {
     let mut query = QueryBuilder::<Postgres>::new(BASIC);
     query.push("task_spec s join task t on t.id = s.id where s.batch_id = ").push_bind(batch_id).push(" order by s.id");
-    let rows: Vec<BasicRow> = query.build_query_as().fetch_all(&store.pool).await?;
+    let rows: Vec<BasicRow> = query.build_query_as().fetch_all(tx.conn().await?).await?;
     if rows.is_empty() {
         return Ok(None);
     }
@@ -103,27 +108,35 @@ pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
            order by 2, 1"#,
         batch_id
     )
-    .fetch_all(&store.pool)
+    .fetch_all(tx.conn().await?)
     .await?;
     Ok(Some(Dag { tasks: rows.into_iter().map(BasicRow::into_view).collect::<Result<_>>()?, links }))
 }
 
+/// Those of the tasks that are there.
+pub async fn existing(tx: &mut Tx, ids: &[Uuid]) -> Result<HashSet<Uuid>> {
+    let found = sqlx::query_scalar!("select id from task where id = any($1)", ids).fetch_all(tx.conn().await?).await?;
+    Ok(found.into_iter().collect())
+}
+
 pub async fn batch_exists(store: &Store, id: Uuid) -> Result<bool> {
-    let found = sqlx::query_scalar!("select id from batch where id = $1", id).fetch_optional(&store.pool).await?;
+    let looking = sqlx::query_scalar!("select id from batch where id = $1", id);
+    let found = store.reading(async |tx| Ok(looking.fetch_optional(tx.conn().await?).await?)).await?;
     Ok(found.is_some())
 }
 
 pub async fn batch(store: &Store, id: Uuid) -> Result<Option<Batch>> {
-    let row = sqlx::query!(
-        r#"select b.id, b.total, b.created_at, b.completed_at, b.scope, b.metadata, c.waiting, c.pending, c.claimed,
-                  c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled,
-                  c.total_success, c.total_failures, c.total_expected
-           from batch b join batch_count c on c.batch_id = b.id
+    let looking = sqlx::query!(
+        r#"select b.id, b.total, b.created_at, b.completed_at, b.scope, b.metadata, c.waiting as "waiting!",
+                  c.pending as "pending!", c.claimed as "claimed!", c.running as "running!",
+                  c.retry_pending as "retry_pending!", c.paused as "paused!", c.success as "success!",
+                  c.failure as "failure!", c.canceled as "canceled!", c.total_success as "total_success!",
+                  c.total_failures as "total_failures!", c.total_expected as "total_expected!"
+           from batch b join batch_counts c on c.batch_id = b.id
            where b.id = $1"#,
         id
-    )
-    .fetch_optional(&store.pool)
-    .await?;
+    );
+    let row = store.reading(async |tx| Ok(looking.fetch_optional(tx.conn().await?).await?)).await?;
     Ok(row.map(|row| Batch {
         batch_id: row.id,
         total_tasks: row.total,
@@ -171,7 +184,8 @@ pub async fn deliveries(store: &Store, filter: &DeliveryFilter, page: Page<i64>,
     if let Page::Offset(offset) = page {
         query.push(" offset ").push_bind(offset);
     }
-    let rows: Vec<DeliveryRow> = query.build_query_as().fetch_all(&store.pool).await?;
+    let rows: Vec<DeliveryRow> =
+        store.reading(async |tx| Ok(query.build_query_as().fetch_all(tx.conn().await?).await?)).await?;
     rows.into_iter().map(DeliveryRow::into_view).collect()
 }
 

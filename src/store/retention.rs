@@ -2,20 +2,20 @@
 
 use uuid::Uuid;
 
-use super::{Actor, Result, Store};
+use super::{Actor, Result, Session};
 use crate::domain::status::Status;
 
 /// Deletes the oldest finished batches of more than `days` days, of together about `limit` tasks (one batch at
 /// least), except those with notifications still to be delivered. Answers how many tasks went.
-pub async fn delete_finished(store: &Store, days: u32, limit: i64) -> Result<u64> {
-    let mut tx = store.begin(Actor::Loop("retention")).await?;
-    let now = store.clock().param();
+pub async fn delete_finished(session: &Session, days: u32, limit: i64) -> Result<u64> {
+    let mut tx = session.begin(Actor::Loop("retention")).await?;
+    let now = tx.store.clock().param();
     let batches: Vec<Uuid> = sqlx::query_scalar!(
         r#"select id from (
                select b.id, sum(b.total) over (order by b.completed_at, b.id) - b.total as before
                from (
                    select b.id, b.total, b.completed_at from batch b
-                   where b.completed_at < coalesce($1, now()) - make_interval(days => $2)
+                   where b.completed_at < coalesce($1, statement_timestamp()) - make_interval(days => $2)
                      and not exists (select from outbox o where o.batch_id = b.id and o.status = 'pending')
                    order by b.completed_at limit 1000 for update skip locked
                ) b
@@ -24,14 +24,14 @@ pub async fn delete_finished(store: &Store, days: u32, limit: i64) -> Result<u64
         i32::try_from(days).unwrap_or(i32::MAX),
         limit,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     sqlx::query!(
-        "delete from retry_stat where bucket < coalesce($1, now()) - make_interval(days => $2)",
+        "delete from retry_stat where bucket < coalesce($1, statement_timestamp()) - make_interval(days => $2)",
         now,
         i32::try_from(days).unwrap_or(i32::MAX),
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     if batches.is_empty() {
         tx.commit().await?;
@@ -56,7 +56,7 @@ pub async fn delete_finished(store: &Store, days: u32, limit: i64) -> Result<u64
                   count(*) filter (where status = 'canceled') as "canceled!" from task"#,
         &batches,
     )
-    .fetch_one(tx.conn())
+    .fetch_one(tx.conn().await?)
     .await?;
     tx.deleted(Status::Success, tasks.success);
     tx.deleted(Status::Failure, tasks.failure);

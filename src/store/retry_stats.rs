@@ -49,7 +49,7 @@ pub(super) async fn add(tx: &mut Tx, deltas: &Deltas, now: Option<DateTime<Utc>>
     sqlx::query!(
         "insert into retry_stat as s (bucket, shard, kind, attempt, failure_type, succeeded, scheduled, deferred,
                                       exhausted, final)
-         select date_trunc('hour', coalesce($1, now()), 'utc'), pg_backend_pid() % 16, u.*
+         select date_trunc('hour', coalesce($1, statement_timestamp()), 'utc'), $10, u.*
          from unnest($2::text[], $3::smallint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[],
                      $9::bigint[]) u
          on conflict (bucket, kind, attempt, failure_type, shard) do update set
@@ -65,15 +65,17 @@ pub(super) async fn add(tx: &mut Tx, deltas: &Deltas, now: Option<DateTime<Utc>>
         &column(|d| d.deferred),
         &column(|d| d.exhausted),
         &column(|d| d.final_),
+        // Any will do: who finds one held takes another with the next try.
+        rand::random_range(0..16i16),
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     Ok(())
 }
 
 /// Everything since the hour of `since`, of one kind or all.
 pub async fn read(store: &Store, kind: Option<&str>, since: Option<DateTime<Utc>>) -> Result<RetryStats> {
-    let rows = sqlx::query!(
+    let adding = sqlx::query!(
         r#"select kind, attempt, failure_type, sum(succeeded)::bigint as "succeeded!",
                   sum(scheduled)::bigint as "scheduled!", sum(deferred)::bigint as "deferred!",
                   sum(exhausted)::bigint as "exhausted!", sum(final)::bigint as "final!"
@@ -82,9 +84,8 @@ pub async fn read(store: &Store, kind: Option<&str>, since: Option<DateTime<Utc>
            group by kind, attempt, failure_type order by kind, attempt, failure_type"#,
         kind,
         since,
-    )
-    .fetch_all(&store.pool)
-    .await?;
+    );
+    let rows = store.reading(async |tx| Ok(adding.fetch_all(tx.conn().await?).await?)).await?;
     let mut all = Sums::default();
     let mut by_attempt: BTreeMap<i16, Sums> = BTreeMap::new();
     let mut by_kind: BTreeMap<String, Sums> = BTreeMap::new();

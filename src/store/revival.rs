@@ -75,7 +75,7 @@ async fn around(tx: &mut Tx, targets: &Targets) -> Result<Vec<Edge>> {
         targets.ids(),
     )
     .map(|row| Edge { parent: row.parent_id, child: row.child_id, requires_success: row.requires_success })
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     Ok(edges)
 }
@@ -110,6 +110,6 @@ pub async fn failed_of_batch(tx: &mut Tx, batch_id: Uuid) -> Result<Vec<Uuid>> {
          where s.batch_id = $1 and t.status = 'failure' and t.failure_type is distinct from 'dependency' order by s.id",
         batch_id
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?)
 }

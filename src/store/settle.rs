@@ -18,6 +18,13 @@ pub(super) struct Delta {
     pub sums: Sums,
 }
 
+impl Delta {
+    /// By how many more are alive.
+    pub fn alive(&self) -> i32 {
+        self.by_status.iter().zip(Status::ALL).filter(|(_, status)| !status.is_terminal()).map(|(n, _)| *n).sum()
+    }
+}
+
 /// Of the counters of tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sums {
@@ -54,17 +61,20 @@ pub(super) async fn settle(tx: &mut Tx, moves: &Moves, now: Option<DateTime<Utc>
     let (actor, instance) = (tx.actor(), tx.store.instance());
     let rows = sqlx::query!(
         r#"with told as (
-               insert into event (at, actor, instance, batch_id, from_status, to_status, cause, run, attempt, task_ids)
-               select coalesce($14, now()), $15, $16, u.batch_id, u.from_status, u.to_status, u.cause, u.run, u.attempt,
+               insert into event (at, actor, instance, batch_id, from_status, to_status, cause, run, attempt, reason, task_ids)
+               select coalesce($14, clock_timestamp()), $15, $16, u.batch_id, u.from_status, u.to_status, u.cause, u.run, u.attempt, u.reason,
                       ($17::uuid[])[u.first:u.last]
                from unnest($18::int[], $19::int[], $20::uuid[], $21::text[]::task_status[], $22::text[]::task_status[],
-                           $23::text[], $24::int[], $25::smallint[])
-                   u(first, last, batch_id, from_status, to_status, cause, run, attempt)
+                           $23::text[], $24::int[], $25::smallint[], $27::text[])
+                   u(first, last, batch_id, from_status, to_status, cause, run, attempt, reason)
                returning 1
+           ), shard as materialized (
+               select shard from status_count where cardinality($26::bigint[]) > 0
+               order by abs(shard - pg_backend_pid() % 16) limit 1 for update skip locked
            ), counted as (
                insert into status_count as s (shard, waiting, pending, claimed, running, retry_pending, paused, success,
                                               failure, canceled)
-               select pg_backend_pid() % 16, n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]
+               select coalesce((select shard from shard), pg_backend_pid() % 16), n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]
                from (select $26::bigint[] as n) total where cardinality(n) > 0
                on conflict (shard) do update set
                    waiting = s.waiting + excluded.waiting, pending = s.pending + excluded.pending,
@@ -89,7 +99,7 @@ pub(super) async fn settle(tx: &mut Tx, moves: &Moves, now: Option<DateTime<Utc>
                paused = c.paused + d.paused, success = c.success + d.success, failure = c.failure + d.failure,
                canceled = c.canceled + d.canceled, total_success = c.total_success + d.total_success,
                total_failures = c.total_failures + d.total_failures,
-               total_expected = c.total_expected + d.total_expected, updated_at = coalesce($14, now())
+               total_expected = c.total_expected + d.total_expected, updated_at = coalesce($14, clock_timestamp())
            from d
            where c.batch_id = d.batch_id and (select count(*) from locked) >= 0
            returning c.batch_id,
@@ -120,8 +130,9 @@ pub(super) async fn settle(tx: &mut Tx, moves: &Moves, now: Option<DateTime<Utc>
         event!(e => e.made.run),
         event!(e => e.made.attempt),
         total,
+        event!(e => e.made.reason.as_deref()) as &[Option<&str>],
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     Ok(rows.into_iter().filter(|row| row.alive == 0).map(|row| row.batch_id).collect())
 }

@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
 use super::matchers::Key;
-use super::{Actor, Error, Result, Store, Tx};
+use super::{Actor, Error, Result, Session, Store, Tx};
 use crate::domain::rules::{Bearer, Gate, Rule, RulesChange, Slot};
+use crate::domain::task::Flags;
 use crate::wake::Hints;
 
 /// Parkings looked at by one claim at most.
@@ -18,18 +19,18 @@ const MOST_STIRRED: i64 = 500;
 pub async fn cannot_carry(store: &Store, batch_id: Uuid, change: &RulesChange) -> Result<Vec<(Uuid, String)>> {
     let fields: BTreeSet<&str> =
         change.rules.iter().flat_map(|rule| &rule.matcher().fields).map(String::as_str).collect();
-    let rows = sqlx::query!(
+    let fields: Vec<&str> = fields.into_iter().collect();
+    let looking = sqlx::query!(
         "select s.id, s.metadata, t.expected_count from task_spec s join task t on t.id = s.id
          where s.batch_id = $1 and s.kind = $2 and t.ended_at is null
            and (not coalesce(s.metadata, '{}') ?& $3 or $4 and t.expected_count is null)
          order by s.id limit 10",
         batch_id,
         change.kind,
-        &fields.into_iter().collect::<Vec<_>>() as &[&str],
+        &fields as &[&str],
         change.rules.iter().any(|rule| matches!(rule, Rule::Capacity { .. })),
-    )
-    .fetch_all(&store.pool)
-    .await?;
+    );
+    let rows = store.reading(async |tx| Ok(looking.fetch_all(tx.conn().await?).await?)).await?;
     let mut problems = Vec::new();
     for row in rows {
         let bearer = Bearer { metadata: row.metadata.as_ref(), has_expected_count: row.expected_count.is_some() };
@@ -59,7 +60,9 @@ pub async fn change_rules(
          ), given as (
              update task_spec s set rules = $5 from chosen c where s.id = c.id
          ), back as (
-             update task t set parked_on = null from chosen c where t.id = c.id and t.parked_on is not null
+             update task t set parked_on = null,
+                 flags = case when $5::text is null then t.flags & ~$6::smallint else t.flags | $6::smallint end
+             from chosen c where t.id = c.id
          )
          select id from chosen order by id",
         batch_id,
@@ -67,8 +70,9 @@ pub async fn change_rules(
         after,
         limit,
         rules,
+        Flags::HAS_RULES.0,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     tx.hint(Hints::START);
     Ok(ids)
@@ -79,22 +83,36 @@ pub async fn change_rules(
 pub(super) struct Locked {
     ids: HashMap<Key, i64>,
     pub(super) slots: BTreeMap<i64, Slot>,
+    /// Those that somebody else holds and nobody waited for.
+    busy: BTreeSet<i64>,
 }
 
 impl Locked {
     pub(super) fn id(&self, key: &Key) -> Option<i64> {
         self.ids.get(key).copied()
     }
+
+    pub(super) fn is_busy(&self, slot: i64) -> bool {
+        self.busy.contains(&slot)
+    }
 }
 
-/// Locks slots by what they count, making those that are not there yet, and by id.
+/// Locks slots by what they count, making those that are not there yet, and by id. A transaction that hardly waits leaves
+/// out those that somebody else holds.
 pub(super) async fn lock(tx: &mut Tx, keys: BTreeSet<Key>, ids: &BTreeSet<i64>) -> Result<Locked> {
     let mut locked = Locked::default();
     if keys.is_empty() && ids.is_empty() {
         return Ok(locked);
     }
-    let (matchers, values): (Vec<i32>, Vec<String>) = keys.into_iter().unzip();
-    let ids: Vec<i64> = ids.iter().copied().collect();
+    let (mut matchers, mut values): (Vec<i32>, Vec<String>) = keys.into_iter().unzip();
+    let mut ids: Vec<i64> = ids.iter().copied().collect();
+    if tx.defers() {
+        let busy = busy(tx, &matchers, &values, &ids).await?;
+        ids.retain(|id| !busy.iter().any(|(slot, _)| slot == id));
+        let keys = matchers.into_iter().zip(values).filter(|key| !busy.iter().any(|(_, busy)| busy == key));
+        (matchers, values) = keys.unzip();
+        locked.busy = busy.into_iter().map(|(id, _)| id).collect();
+    }
     let rows = sqlx::query!(
         "select s.id, s.matcher_id, s.key, s.used, s.load from slot s
          where s.id = any($3) or s.id in (
@@ -106,7 +124,7 @@ pub(super) async fn lock(tx: &mut Tx, keys: BTreeSet<Key>, ids: &BTreeSet<i64>) 
         &values,
         &ids,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     for row in rows {
         locked.slots.insert(row.id, Slot { used: i64::from(row.used), load: row.load });
@@ -125,13 +143,35 @@ pub(super) async fn lock(tx: &mut Tx, keys: BTreeSet<Key>, ids: &BTreeSet<i64>) 
         &matchers,
         &values,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     for row in rows {
         locked.slots.insert(row.id, Slot { used: i64::from(row.used), load: row.load });
         locked.ids.insert((row.matcher_id, row.key), row.id);
     }
     Ok(locked)
+}
+
+/// Those of the slots that somebody else holds. The others are locked.
+async fn busy(tx: &mut Tx, matchers: &[i32], values: &[String], ids: &[i64]) -> Result<Vec<(i64, Key)>> {
+    let rows = sqlx::query!(
+        "with wanted as materialized (
+             select s.id from slot s where s.id = any($3) or s.id in (
+                 select k.id from unnest($1::int[], $2::text[]) u(matcher_id, key)
+                 join slot k on k.matcher_id = u.matcher_id and k.key = u.key
+             )
+         ), free as materialized (
+             select id from slot where id in (select id from wanted) order by id for update skip locked
+         )
+         select s.id, s.matcher_id, s.key from slot s
+         where s.id in (select id from wanted) and s.id not in (select id from free)",
+        matchers,
+        values,
+        ids,
+    )
+    .fetch_all(tx.conn().await?)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.id, (row.matcher_id, row.key))).collect())
 }
 
 /// Parkings whose gates may have opened, with those gates. Not locked: whoever changes one locks its slots first.
@@ -141,7 +181,7 @@ pub(super) async fn stirred(tx: &mut Tx) -> Result<BTreeMap<i64, Vec<Gate>>> {
          from (select id from parking where state = 2 order by id limit $1) p join gate g on g.parking_id = p.id",
         MOST_STIRRED
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     let mut parkings: BTreeMap<i64, Vec<Gate>> = BTreeMap::new();
     for row in rows {
@@ -156,7 +196,18 @@ pub(super) async fn park(tx: &mut Tx, blocked: &[(Uuid, &[Gate])]) -> Result<()>
     if blocked.is_empty() {
         return Ok(());
     }
-    let places: BTreeMap<String, &[Gate]> = blocked.iter().map(|(_, gates)| (in_writing(gates), *gates)).collect();
+    let mut places: BTreeMap<String, &[Gate]> = blocked.iter().map(|(_, gates)| (in_writing(gates), *gates)).collect();
+    if tx.defers() {
+        // Tasks whose parking somebody else holds stay in the queue, and are looked at again.
+        let busy = sqlx::query_scalar!(
+            "with free as materialized (select id from parking where key = any($1) order by id for update skip locked)
+             select key from parking where key = any($1) and id not in (select id from free)",
+            &places.keys().map(String::as_str).collect::<Vec<_>>() as &[&str],
+        )
+        .fetch_all(tx.conn().await?)
+        .await?;
+        places.retain(|key, _| !busy.contains(key));
+    }
     let keys: Vec<&str> = places.keys().map(String::as_str).collect();
     let rows = sqlx::query!(
         r#"insert into parking as p (key, state) select key, 1 from unnest($1::text[]) key order by key
@@ -164,7 +215,7 @@ pub(super) async fn park(tx: &mut Tx, blocked: &[(Uuid, &[Gate])]) -> Result<()>
            returning id, key, xmax = 0 as "new!""#,
         &keys as &[&str],
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     let ids: HashMap<&str, i64> = rows.iter().map(|row| (row.key.as_str(), row.id)).collect();
     let gates = || {
@@ -180,7 +231,7 @@ pub(super) async fn park(tx: &mut Tx, blocked: &[(Uuid, &[Gate])]) -> Result<()>
             &gates().map(|(_, gate)| gate.max_tasks).collect::<Vec<_>>() as &[Option<i32>],
             &gates().map(|(_, gate)| gate.max_load).collect::<Vec<_>>() as &[Option<i64>],
         )
-        .execute(tx.conn())
+        .execute(tx.conn().await?)
         .await?;
     }
     let (tasks, parkings): (Vec<Uuid>, Vec<i64>) =
@@ -191,7 +242,7 @@ pub(super) async fn park(tx: &mut Tx, blocked: &[(Uuid, &[Gate])]) -> Result<()>
         &tasks,
         &parkings,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     Ok(())
 }
@@ -207,7 +258,8 @@ fn in_writing(gates: &[Gate]) -> String {
 pub(super) async fn looked_at(tx: &mut Tx, blocked: &[i64], open: &[i64]) -> Result<bool> {
     let still = sqlx::query_scalar!(
         r#"with locked as materialized (
-               select id from parking where id = any($1) or id = any($2) order by id for update
+               select id from parking where id = any($1) or id = any($2) order by id
+               for update skip locked
            )
            update parking p set state = case
                when p.id = any($1) then 1
@@ -217,7 +269,7 @@ pub(super) async fn looked_at(tx: &mut Tx, blocked: &[i64], open: &[i64]) -> Res
         blocked,
         open,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     Ok(still.contains(&2))
 }
@@ -242,7 +294,7 @@ pub(super) async fn settle(tx: &mut Tx, deltas: &Deltas) -> Result<bool> {
         &used,
         &load,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     let freed: Vec<i64> = deltas.iter().filter(|(_, (used, load))| *used < 0 || *load < 0).map(|(id, _)| *id).collect();
     if freed.is_empty() {
@@ -260,20 +312,20 @@ pub(super) async fn settle(tx: &mut Tx, deltas: &Deltas) -> Result<bool> {
          update parking p set state = 2 from locked l where p.id = l.id",
         &freed,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     Ok(stirred.rows_affected() > 0)
 }
 
 /// Forgets parkings where nobody waits any more, and slots that nobody occupies or waits for. Answers how many.
-pub async fn forget_idle(store: &Store, limit: i64) -> Result<u64> {
-    let mut tx = store.begin(Actor::Loop("retention")).await?;
+pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
+    let mut tx = session.begin(Actor::Loop("retention")).await?;
     let empty = sqlx::query_scalar!(
         "select id from parking p where not exists (select from task t where t.parked_on = p.id and t.status = 'pending')
          order by id limit $1 for update skip locked",
         limit
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     // Looked at again under the lock: whoever parks a task changes the row of its parking first.
     let parkings = sqlx::query!(
@@ -281,14 +333,14 @@ pub async fn forget_idle(store: &Store, limit: i64) -> Result<u64> {
            and not exists (select from task t where t.parked_on = p.id and t.status = 'pending')",
         &empty
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     let unused = sqlx::query_scalar!(
         "select id from slot where used = 0 and load = 0 and not exists (select from gate g where g.slot_id = slot.id)
          order by id limit $1 for update skip locked",
         limit
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     // The same for slots: whoever needs one locks it, or makes it again.
     let slots = sqlx::query!(
@@ -296,7 +348,7 @@ pub async fn forget_idle(store: &Store, limit: i64) -> Result<u64> {
            and not exists (select from gate g where g.slot_id = s.id)",
         &unused
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?;
     tx.commit().await?;
     Ok(parkings.rows_affected() + slots.rows_affected())

@@ -10,6 +10,7 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::history::Move;
+use super::lease::ClaimId;
 use super::lock::{self, read_status};
 use super::{Error, Result, Tx, attempts, dead_ends, outbox};
 use crate::domain::failure::{FailureType, Trigger};
@@ -108,7 +109,7 @@ impl Below {
             &ids(&bad),
         )
         .map(|row| Edge { parent: row.parent_id, child: row.child_id, requires_success: row.requires_success })
-        .fetch_all(tx.conn())
+        .fetch_all(tx.conn().await?)
         .await?;
         let mut children: Vec<Uuid> = edges.iter().map(|edge| edge.child).collect();
         children.sort_unstable();
@@ -144,6 +145,7 @@ async fn write(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> R
             cause: transition.cause().as_str(),
             run: task.run,
             attempt: task.attempt,
+            reason: None,
         };
         tx.moved(task.id, made, now);
         tx.stats().count(transition);
@@ -164,7 +166,7 @@ async fn release_slots(tx: &mut Tx, transitions: &[Transition]) -> Result<()> {
            from task where id = any($1)"#,
         &ids
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     let remaining: HashMap<Uuid, i64> = rows.into_iter().map(|row| (row.id, row.remaining)).collect();
     for transition in leaving {
@@ -188,7 +190,8 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
              claimed_by = u.claimed_by, claimed_run = u.claimed_run, timeout_at = u.timeout_at,
              next_retry_at = u.next_retry_at, started_at = u.started_at, ended_at = u.ended_at,
              failure_type = u.failure_type, failure_reason = u.failure_reason, manual_run = u.manual_run,
-             slots = case when u.claimed_by is not null then t.slots end, parked_on = null, last_updated = $18
+             slots = case when u.claimed_by is not null then t.slots end, parked_on = null,
+             last_updated = greatest(t.last_updated, $18)
          from unnest($1::uuid[], $2::text[]::task_status[], $3::int[], $4::text[]::task_status[], $5::smallint[],
                      $6::int[], $7::int[], $8::int[], $9::uuid[], $10::int[], $11::timestamptz[], $12::timestamptz[],
                      $13::timestamptz[], $14::timestamptz[], $15::text[], $16::text[], $17::int[])
@@ -214,7 +217,7 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
         column!(t => t.task().manual_run) as &[Option<i32>],
         now,
     )
-    .execute(tx.conn())
+    .execute(tx.conn().await?)
     .await?
     .rows_affected();
     match usize::try_from(changed) {
@@ -256,79 +259,103 @@ struct Moved {
 }
 
 impl Moved {
-    fn note(&self, tx: &mut Tx, from: Status, to: Status, cause: &'static str) {
+    fn note(&self, tx: &mut Tx, from: Status, to: Status, cause: &'static str, reason: Option<String>) {
         let Moved { id, batch_id, run, attempt, last_updated } = *self;
-        tx.moved(id, Move { batch_id, from: Some(from), to, cause, run, attempt }, last_updated);
+        tx.moved(id, Move { batch_id, from: Some(from), to, cause, run, attempt, reason }, last_updated);
     }
 }
 
-/// Claimed → Running, for those that this instance still holds. Waits for nobody; answers which tasks somebody else has
-/// locked.
-pub async fn started(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<HashSet<Uuid>> {
+/// What came of writing that calls were answered.
+#[derive(Debug, Default)]
+pub struct Started {
+    /// Those that somebody else has locked. Nothing was written about them.
+    pub busy: HashSet<ClaimId>,
+}
+
+/// A call that was answered with 2xx, or needed none.
+#[derive(Clone, Debug)]
+pub struct Start {
+    pub claim: ClaimId,
+    /// What of the answer could not be taken, and why, for the audit trail.
+    pub ignored: Option<String>,
+}
+
+/// Claimed → Running, for those that this instance still holds by this claim. Waits for nobody.
+pub async fn started(tx: &mut Tx, starts: &[Start]) -> Result<Started> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
-    let mut sorted = tasks.to_vec();
-    sorted.sort_unstable();
-    let (ids, runs): (Vec<Uuid>, Vec<i32>) = sorted.into_iter().unzip();
+    let mut claims: Vec<ClaimId> = starts.iter().map(|start| start.claim).collect();
+    claims.sort_unstable();
+    let (ids, numbers): (Vec<Uuid>, Vec<i32>) = claims.iter().copied().unzip();
     let rows = sqlx::query!(
         r#"with held as materialized (
-               select u.* from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
+               select u.* from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, claim, from_status)
                cross join lateral (select from task where id = u.id for update skip locked) t
            ), moved as (
-               update task t set status = 'running', started_at = coalesce($5, now()), last_updated = coalesce($5, now()),
-                   timeout_at = coalesce($5, now()) + make_interval(secs => t.timeout_secs)
+               update task t set status = 'running', started_at = coalesce($5, statement_timestamp()),
+                   last_updated = greatest(t.last_updated, coalesce($5, statement_timestamp())),
+                   timeout_at = greatest(t.last_updated, coalesce($5, statement_timestamp()))
+                                + make_interval(secs => t.timeout_secs)
                from held h
-               where t.id = h.id and t.run = h.run and t.status = h.from_status and t.claimed_by = $4
+               where t.id = h.id and t.claim = h.claim and t.status = h.from_status and t.claimed_by = $4
                returning t.id, t.batch_id, t.run, t.attempt, t.last_updated
            )
-           select id as "id!", batch_id, run, attempt, last_updated from moved
+           select id as "id!", null::int as claim, batch_id, run, attempt, last_updated from moved
            union all
-           select id, null, null, null, null from held"#,
+           select id, claim, null, null, null, null from held"#,
         &ids,
-        &runs,
+        &numbers,
         &vec![Status::Claimed.as_str(); ids.len()] as &[&str],
         by,
         now,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
-    let mut others: HashSet<Uuid> = ids.into_iter().collect();
+    let ignored: HashMap<Uuid, &str> =
+        starts.iter().filter_map(|start| Some((start.claim.0, start.ignored.as_deref()?))).collect();
+    let mut busy: HashSet<ClaimId> = claims.into_iter().collect();
     for row in rows {
-        others.remove(&row.id);
+        if let Some(claim) = row.claim {
+            busy.remove(&(row.id, claim));
+        }
         if let (Some(batch_id), Some(run), Some(attempt), Some(last_updated)) =
             (row.batch_id, row.run, row.attempt, row.last_updated)
         {
             let moved = Moved { id: row.id, batch_id, run, attempt, last_updated };
-            moved.note(tx, Status::Claimed, Status::Running, Cause::Start.as_str());
+            let reason = ignored.get(&row.id).map(|why| (*why).to_owned());
+            moved.note(tx, Status::Claimed, Status::Running, Cause::Start.as_str(), reason);
         }
     }
-    Ok(others)
+    Ok(Started { busy })
 }
 
-/// Claimed → Pending, for work that this instance gives back unstarted.
-pub async fn give_back(tx: &mut Tx, tasks: &[(Uuid, i32)]) -> Result<u64> {
+/// Claimed → Pending, for work that this instance gives back unstarted. What somebody else holds comes back when its lease
+/// ends.
+pub async fn give_back(tx: &mut Tx, claims: &[ClaimId]) -> Result<u64> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
-    let (ids, runs): (Vec<Uuid>, Vec<i32>) = tasks.iter().copied().unzip();
+    let (ids, numbers): (Vec<Uuid>, Vec<i32>) = claims.iter().copied().unzip();
     let rows = sqlx::query!(
-        r#"with held as materialized (select id, slots from task where id = any($1) order by id for update)
+        r#"with held as materialized (
+               select id, slots from task where id = any($1) order by id for update skip locked
+           )
            update task t set status = 'pending', claimed_by = null, timeout_at = null, slots = null,
-               last_updated = coalesce($5, now())
-           from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, run, from_status)
+               last_updated = greatest(t.last_updated, coalesce($5, statement_timestamp()))
+           from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, claim, from_status)
            join held h on h.id = u.id
-           where t.id = u.id and t.run = u.run and t.status = u.from_status and t.claimed_by = $4
+           where t.id = u.id and t.claim = u.claim and t.status = u.from_status and t.claimed_by = $4
            returning t.id, t.batch_id, t.run, t.attempt, t.last_updated, h.slots as "slots?",
                greatest(0, coalesce(t.expected_count - t.success - t.failures, 0)) as "remaining!""#,
         &ids,
-        &runs,
+        &numbers,
         &vec![Status::Claimed.as_str(); ids.len()] as &[&str],
         by,
         now,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     for row in &rows {
         let (id, batch_id, run, attempt) = (row.id, row.batch_id, row.run, row.attempt);
         let moved = Moved { id, batch_id, run, attempt, last_updated: row.last_updated };
-        moved.note(tx, Status::Claimed, Status::Pending, "given_back");
+        moved.note(tx, Status::Claimed, Status::Pending, "given_back", None);
         for slot in row.slots.iter().flatten() {
             tx.slot(*slot, -1, -row.remaining);
         }
@@ -341,25 +368,26 @@ pub async fn release_due(tx: &mut Tx, limit: i64) -> Result<u64> {
     let now = tx.store.clock().param();
     let rows = sqlx::query!(
         r#"with retry as materialized (
-               select id, status from task where status = 'retry_pending' and next_retry_at <= coalesce($1, now())
+               select id, status from task where status = 'retry_pending' and next_retry_at <= coalesce($1, statement_timestamp())
                order by next_retry_at limit $2 for update skip locked
            ), early as materialized (
-               select id, status from task where status = 'pending' and not_before <= coalesce($1, now())
+               select id, status from task where status = 'pending' and not_before <= coalesce($1, statement_timestamp())
                order by not_before limit $2 for update skip locked
            ), due as (select * from retry union all select * from early)
            update task t set status = 'pending', not_before = null, next_retry_at = null, started_at = null,
-               ended_at = null, failure_type = null, failure_reason = null, last_updated = coalesce($1, now())
+               ended_at = null, failure_type = null, failure_reason = null,
+               last_updated = greatest(t.last_updated, coalesce($1, statement_timestamp()))
            from due d where t.id = d.id
            returning t.id, t.batch_id, t.run, t.attempt, t.last_updated, d.status::text as "from!""#,
         now,
         limit,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     for row in &rows {
         let (id, batch_id, run, attempt) = (row.id, row.batch_id, row.run, row.attempt);
         let moved = Moved { id, batch_id, run, attempt, last_updated: row.last_updated };
-        moved.note(tx, read_status(&row.from)?, Status::Pending, Cause::RetryDue.as_str());
+        moved.note(tx, read_status(&row.from)?, Status::Pending, Cause::RetryDue.as_str(), None);
     }
     if !rows.is_empty() {
         tx.hint(Hints::START);

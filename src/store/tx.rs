@@ -4,14 +4,16 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
-use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
 use super::history::Move;
+use super::pool::Lent;
 use super::settle::{Delta, Moves, Sums, settle};
-use super::{Result, Store, matchers, outbox, retry_stats, slots};
+use super::{Result, Session, Store, deferred, matchers, outbox, retry_stats, slots};
 use crate::domain::status::Status;
 use crate::wake::Hints;
 
@@ -19,9 +21,12 @@ use crate::wake::Hints;
 /// statement failed, takes its connection with it: the server then rolls back. (A transaction of the library's own
 /// goes back to the pool still open when it is dropped while it begins.)
 pub struct Tx {
-    connection: PoolConnection<Postgres>,
+    connection: Lent,
     ended: bool,
     pub(super) store: Store,
+    session: Session,
+    /// What was left of the session's time when the server was last told.
+    told: Duration,
     actor: Actor,
     changes: Changes,
 }
@@ -71,69 +76,81 @@ struct Counted {
 /// queries of a cascade for far larger than they are, and compiled for a second what then ran for milliseconds. And for
 /// reading tables or indexes whole: nothing here wants that, but a plan that was made while a table was nearly empty does
 /// it, and is kept until the table is analyzed. So looking up a row by its key is said to cost nearly nothing.
-macro_rules! begin {
-    ($rest:literal) => {
-        concat!(
-            "begin; set local idle_in_transaction_session_timeout = '10s'; set local jit = off; set local enable_seqscan = off; \
-             set local random_page_cost = 0.01",
-            $rest
-        )
-    };
-}
+const CHANGES: &str = "begin; set local idle_in_transaction_session_timeout = '10s'; set local jit = off; \
+                       set local enable_seqscan = off; set local random_page_cost = 0.01";
+/// Lists count on more rows than a page has: their plans would be compiled, for longer than they run.
+const READS: &str = "begin read only; set local jit = off";
+const SNAPSHOT: &str = "begin isolation level repeatable read read only";
+const RELAXED: &str = "; set local synchronous_commit = off";
 
-impl Store {
+impl Session {
     pub async fn begin(&self, actor: Actor) -> Result<Tx> {
-        self.begin_with(begin!(""), actor).await
+        self.open(CHANGES, "", actor).await
     }
 
     /// For leases: nobody was promised one, and losing it in a crash only means to take it again.
     pub async fn begin_lease(&self, actor: Actor) -> Result<Tx> {
-        self.begin_with(begin!("; set local synchronous_commit = off"), actor).await
+        self.open(CHANGES, RELAXED, actor).await
     }
 
     /// A claim is a lease, too. Holds the gate of `matchers` shared.
     pub async fn begin_claim(&self, actor: Actor) -> Result<Tx> {
-        const { assert!(matchers::GATE == 8_243_118_329_669_313_793) };
-        let shared =
-            begin!("; set local synchronous_commit = off; select pg_advisory_xact_lock_shared(8243118329669313793)");
-        self.begin_with(shared, actor).await
+        let shared = format!("{RELAXED}; select pg_advisory_xact_lock_shared({})", matchers::GATE);
+        self.open(CHANGES, &shared, actor).await
+    }
+
+    pub(super) async fn begin_read(&self) -> Result<Tx> {
+        self.open(READS, "", Actor::Api).await
     }
 
     /// For looking only: all statements see the same moment.
-    pub(super) async fn begin_snapshot(&self, actor: Actor) -> Result<Tx> {
-        self.begin_with("begin isolation level repeatable read read only", actor).await
+    pub(super) async fn begin_snapshot(&self) -> Result<Tx> {
+        self.open(SNAPSHOT, "", Actor::Api).await
     }
 
-    /// For lists, whose plans count on more rows than a page has: they would be compiled, for longer than they run.
-    pub(super) async fn begin_list(&self) -> Result<Tx> {
-        self.begin_with("begin read only; set local jit = off", Actor::Api).await
-    }
-
-    async fn begin_with(&self, statement: &'static str, actor: Actor) -> Result<Tx> {
-        let connection = self.pool.acquire().await?;
-        let mut tx = Tx { connection, ended: false, store: self.clone(), actor, changes: Changes::default() };
-        tx.open(statement).await?;
+    async fn open(&self, begin: &str, then: &str, actor: Actor) -> Result<Tx> {
+        let connection = self.store.pool.take().await?;
+        let told = self.left()?;
+        let (store, session) = (self.store.clone(), self.clone());
+        let mut tx = Tx { connection, ended: false, store, session, told, actor, changes: Changes::default() };
+        tx.open(begin, then).await?;
         Ok(tx)
     }
 }
 
 impl Tx {
-    pub(super) fn conn(&mut self) -> &mut PgConnection {
-        &mut self.connection
+    /// The connection, for the next statement. Where the transaction has taken long already the server is told how much
+    /// is left, so that no statement outlives us there.
+    pub(super) async fn conn(&mut self) -> Result<&mut PgConnection> {
+        let left = self.session.left()?;
+        if left < self.told.mul_f64(0.7) {
+            self.told = left;
+            let limits = self.limits();
+            sqlx::raw_sql(AssertSqlSafe(limits)).execute(self.connection.get()?).await?;
+        }
+        self.connection.get()
     }
 
-    /// The server gives up waiting for a lock before we give up waiting for the server: it does not notice that nobody is
-    /// there any more, and its process would go on waiting outside the pool's count.
-    async fn open(&mut self, statement: &str) -> Result<()> {
-        let wait = self.store.limit.mul_f64(0.9).as_millis();
-        let statement = format!("{statement}; set local lock_timeout = {wait}");
-        sqlx::raw_sql(AssertSqlSafe(statement)).execute(self.conn()).await?;
+    fn limits(&self) -> String {
+        let limits = self.session.limits(self.told);
+        format!("set local lock_timeout = {}; set local statement_timeout = {}", limits.lock_ms, limits.statement_ms)
+    }
+
+    /// The limits come first: what is waited for right at the beginning has them, too.
+    async fn open(&mut self, begin: &str, then: &str) -> Result<()> {
+        let statement = format!("{begin}; {}{then}", self.limits());
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(self.connection.get()?).await?;
         Ok(())
     }
 
     async fn simple(&mut self, statement: &'static str) -> Result<()> {
-        sqlx::raw_sql(statement).execute(self.conn()).await?;
+        sqlx::raw_sql(statement).execute(self.connection.get()?).await?;
         Ok(())
+    }
+
+    /// Whether counters that somebody else holds are settled later instead of waited for.
+    pub(super) fn defers(&self) -> bool {
+        self.session.defers()
     }
 
     /// A task has made a move. New tasks bring their batch's counters with them.
@@ -143,7 +160,6 @@ impl Tx {
         if made.from == Some(made.to) {
             return;
         }
-        changes.moves.trail.add(id, made);
         changes.moves.total[made.to.index()] += 1;
         if let Some(from) = made.from {
             let counts = &mut changes.moves.batches.entry(made.batch_id).or_default().by_status;
@@ -169,6 +185,7 @@ impl Tx {
             Status::Running => self.hint(Hints::TIMEOUT),
             _ => {}
         }
+        self.changes.moves.trail.add(id, made);
     }
 
     /// A batch's counters were found to be wrong by so much.
@@ -222,6 +239,9 @@ impl Tx {
 
     pub async fn commit(mut self) -> Result<()> {
         let mut changes = std::mem::take(&mut self.changes);
+        if self.defers() {
+            deferred::put_aside(&mut self, &mut changes.moves.batches, &mut changes.hints).await?;
+        }
         if slots::settle(&mut self, &changes.slots).await? {
             changes.hints.add(Hints::START);
         }
@@ -230,8 +250,14 @@ impl Tx {
         if !changes.reopened.is_empty() {
             outbox::reopen_batches(&mut self, &changes.reopened).await?;
         }
-        if !finished.is_empty() && outbox::complete_batches(&mut self, &finished).await? {
-            changes.hints.add(Hints::DELIVER);
+        if !finished.is_empty() {
+            let finished = match self.defers() {
+                true => deferred::completable(&mut self, &finished, &mut changes.hints).await?,
+                false => finished,
+            };
+            if outbox::complete_batches(&mut self, &finished).await? {
+                changes.hints.add(Hints::DELIVER);
+            }
         }
         self.simple("commit").await?;
         self.ended = true;
@@ -248,7 +274,7 @@ impl Tx {
 
     /// Gives back every lock and begins anew. Nothing may have been written.
     pub(super) async fn anew(&mut self) -> Result<()> {
-        self.open(concat!("rollback; ", begin!(""))).await
+        self.open(&format!("rollback; {CHANGES}"), "").await
     }
 
     pub async fn rollback(mut self) -> Result<()> {
@@ -265,7 +291,7 @@ impl Tx {
 impl Drop for Tx {
     fn drop(&mut self) {
         if !self.ended {
-            self.connection.close_on_drop();
+            self.connection.close();
         }
     }
 }

@@ -13,17 +13,25 @@ use crate::domain::task::{Flags, Task};
 use crate::domain::view::{BasicTask, RetrySource, Timestamp, WholeTask};
 use crate::domain::webhook::Actions;
 
+/// What a task may have in actions and metadata to be read together with others.
+const SMALL: i32 = 16 * 1024;
+
 macro_rules! whole_tasks {
     ($rest:literal, $($args:expr),*) => {
         sqlx::query_as!(
             Row,
             r#"select t.id, s.name, s.kind, t.status::text as "status!", t.batch_id, t.priority, t.attempt, t.run,
                    t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
-                   s.dead_end_barrier, t.timeout_secs, s.metadata, s.actions, c.action as "cancel?", t.last_updated,
+                   s.dead_end_barrier, t.timeout_secs, f.fits as "fits!",
+                   case when f.fits then s.metadata end as metadata, case when f.fits then s.actions end as actions,
+                   c.action as "cancel?", t.last_updated,
                    t.failure_reason, t.failure_type, s.retry, s.retry_source, t.deferrals, s.run_at, s.rules, s.fair_key,
-                   t.flags, t.wait_count, t.claimed_by, t.claimed_run, t.manual_run, t.slots, t.timeout_at,
-                   coalesce($1, now()) as "now!"
+                   t.flags, t.wait_count, t.claimed_by, t.claimed_run, t.claim, t.manual_run, t.slots, t.timeout_at,
+                   coalesce($1, statement_timestamp()) as "now!"
                from task t join task_spec s on s.id = t.id
+               cross join lateral (
+                   select coalesce(octet_length(s.actions), 0) + coalesce(pg_column_size(s.metadata), 0) <= $3 as fits
+               ) f
                left join cancel_action c on c.task_id = t.id and c.run = t.run
                where t.id = any($2)"#
                 + $rest,
@@ -50,6 +58,7 @@ struct Row {
     ended_at: Option<DateTime<Utc>>,
     dead_end_barrier: bool,
     timeout_secs: i32,
+    fits: bool,
     metadata: Option<Value>,
     actions: Option<String>,
     cancel: Option<String>,
@@ -66,6 +75,7 @@ struct Row {
     wait_count: i32,
     claimed_by: Option<Uuid>,
     claimed_run: Option<i32>,
+    claim: i32,
     manual_run: Option<i32>,
     slots: Option<Vec<i64>>,
     timeout_at: Option<DateTime<Utc>>,
@@ -73,33 +83,38 @@ struct Row {
 }
 
 pub async fn task(store: &Store, id: Uuid) -> Result<Option<WholeTask>> {
-    read(&mut *store.pool.acquire().await?, &[id]).await.map(|mut tasks| tasks.remove(&id))
+    store.reading(async |tx| task_in(tx, id).await).await
 }
 
 /// As it stands inside a transaction that has just changed it.
 pub async fn task_in(tx: &mut Tx, id: Uuid) -> Result<Option<WholeTask>> {
-    tasks_in(tx, &[id]).await.map(|mut tasks| tasks.remove(&id))
+    read(tx, &[id], i32::MAX).await.map(|mut tasks| tasks.remove(&id))
 }
 
-/// The same for many.
-pub async fn tasks_in(tx: &mut Tx, ids: &[Uuid]) -> Result<HashMap<Uuid, WholeTask>> {
-    read(tx.conn(), ids).await
+/// The same for many, except the large ones: together they might be more than one wants to hold.
+pub async fn small_tasks_in(tx: &mut Tx, ids: &[Uuid]) -> Result<HashMap<Uuid, WholeTask>> {
+    read(tx, ids, SMALL).await
 }
 
-async fn read(conn: &mut sqlx::PgConnection, ids: &[Uuid]) -> Result<HashMap<Uuid, WholeTask>> {
-    let rows = whole_tasks!("", None::<DateTime<Utc>>, ids).fetch_all(conn).await?;
-    rows.into_iter().map(|row| row.into_parts().map(|(_, view)| (view.basic.id, view))).collect()
+async fn read(tx: &mut Tx, ids: &[Uuid], most: i32) -> Result<HashMap<Uuid, WholeTask>> {
+    let rows = whole_tasks!("", None::<DateTime<Utc>>, ids, most).fetch_all(tx.conn().await?).await?;
+    let rows = rows.into_iter().filter(|row| row.fits);
+    rows.map(|row| row.into_parts().map(|(_, view)| (view.basic.id, view))).collect()
 }
 
-/// Those of the tasks that nobody else holds, locked without waiting for the others, and how they are shown.
+/// Those of the tasks that nobody else holds, locked without waiting for the others, and how the small ones are shown.
 pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<(Locked, HashMap<Uuid, WholeTask>)> {
     let now = tx.store.clock().param();
-    let rows = whole_tasks!(" order by t.id for update of t skip locked", now, ids).fetch_all(tx.conn()).await?;
-    let moment = moment(tx, rows.first().map(|row| row.now));
+    let rows =
+        whole_tasks!(" order by t.id for update of t skip locked", now, ids, SMALL).fetch_all(tx.conn().await?).await?;
+    let moment = moment(tx, rows.iter().map(|row| row.now.max(row.last_updated)).max());
     let (mut tasks, mut views) = (Vec::with_capacity(rows.len()), HashMap::with_capacity(rows.len()));
     for row in rows {
+        let fits = row.fits;
         let (task, view) = row.into_parts()?;
-        views.insert(task.id, view);
+        if fits {
+            views.insert(task.id, view);
+        }
         tasks.push(task);
     }
     Ok((Locked { tasks, moment }, views))
@@ -128,6 +143,7 @@ impl Row {
             timeout_secs: self.timeout_secs,
             claimed_by: self.claimed_by,
             claimed_run: self.claimed_run,
+            claim: self.claim,
             manual_run: self.manual_run,
             slots: self.slots.unwrap_or_default(),
             timeout_at: self.timeout_at,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use reprise::clock::Clock;
 use reprise::domain::retry::Limits;
-use reprise::store::Actor;
+use reprise::store::{Actor, Patience, Session};
 use serde_json::{Value, json};
 
 use crate::support::{Client, Database, Fixture, Instance, eventually};
@@ -179,7 +179,8 @@ async fn a_begin_that_is_broken_off_leaves_no_transaction_open() {
     let store = reprise::store::Store::new(&db.url, 1, Clock::Database, Limits::default()).unwrap();
     let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'";
     for polls in 0..40 {
-        let mut begin = Box::pin(store.begin(Actor::Api));
+        let begin = |session: Session| async move { session.begin(Actor::Api).await };
+        let mut begin = Box::pin(store.retrying(Patience::Brief, begin));
         for _ in 0..polls {
             if futures_util::poll!(&mut begin).is_ready() {
                 break;

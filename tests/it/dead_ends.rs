@@ -327,7 +327,7 @@ async fn one_of_many_children_costs_no_look_at_all_of_them() {
     let read = "select (idx_scan + seq_tup_read)::bigint from pg_stat_user_tables where relname = 'task'";
     let before = f.db.number(read).await;
     cancel(&f, &ids[1]).await;
-    f.store.close().await;
+    f.store.close();
     assert!(f.db.number(read).await - before < 100, "{} reads", f.db.number(read).await - before);
 }
 
@@ -418,7 +418,7 @@ async fn of_two_last_children_one_notices() {
     }
     f.db.assert_books_balance().await;
     for store in [f.store, g.store] {
-        store.close().await;
+        store.close();
     }
     assert_eq!(deadlocks(&f.db).await, 0);
 }
@@ -453,7 +453,7 @@ async fn parents_of_one_child_that_end_together_do_not_block_each_other() {
     }
     f.db.assert_books_balance().await;
     for store in [f.store, g.store] {
-        store.close().await;
+        store.close();
     }
     assert_eq!(deadlocks(&f.db).await, 0);
 }
@@ -493,7 +493,7 @@ async fn parents_that_fail_together_take_the_others_with_them() {
     }
     f.db.assert_books_balance().await;
     for store in [f.store, g.store] {
-        store.close().await;
+        store.close();
     }
     assert_eq!(deadlocks(&f.db).await, 0);
 }

@@ -108,10 +108,13 @@ async fn a_lease_that_was_lost_is_sent_again() {
     f.claim().await;
     f.api.succeed(&ids[0]).await;
     let lease = std::time::Duration::from_secs(40);
-    let mut tx = f.store.begin(reprise::store::Actor::Api).await.unwrap();
-    let leased = reprise::store::outbox::lease(&mut tx, 10, lease).await.unwrap();
-    tx.commit().await.unwrap();
-    assert_eq!(leased.len(), 1);
+    let leasing = f.store.retrying(reprise::store::Patience::Brief, |session| async move {
+        let mut tx = session.begin(reprise::store::Actor::Api).await?;
+        let leased = reprise::store::outbox::lease(&mut tx, 10, lease).await?;
+        tx.commit().await?;
+        Ok(leased)
+    });
+    assert_eq!(leasing.await.unwrap().0.len(), 1);
     assert_eq!(f.deliver().await, 0, "somebody has it");
     f.advance(41);
     assert_eq!(f.deliver().await, 1);

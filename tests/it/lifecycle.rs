@@ -259,6 +259,7 @@ async fn the_single_statements_go_ways_that_the_state_machine_allows() {
             timeout_secs: 60,
             claimed_by: held.then_some(me),
             claimed_run: None,
+            claim: 1,
             manual_run: None,
             slots: Vec::new(),
             timeout_at: held.then_some(now),
@@ -273,7 +274,7 @@ async fn the_single_statements_go_ways_that_the_state_machine_allows() {
         };
         let events = [
             Event::Claimed { by: me, lease: chrono::TimeDelta::seconds(1) },
-            Event::Started { by: me },
+            Event::Started { by: me, claim: 1 },
             Event::LeaseRanOut,
             Event::RetryDue,
         ];

@@ -388,7 +388,7 @@ impl Model {
 async fn play(nodes: &[Node], steps: &[Step], dead_ends: bool) -> Result<(), TestCaseError> {
     let f = Fixture::with(&["--stuck-after-secs", &STUCK.to_string()]).await;
     let result = play_on(&f, nodes, steps, dead_ends).await;
-    f.store.close().await;
+    f.store.close();
     f.db.pool.close().await;
     result
 }

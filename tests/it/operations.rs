@@ -9,7 +9,7 @@ async fn health_and_readiness() {
     let f = Fixture::new().await;
     assert_eq!(f.api.get("/health").await.status, 200);
     assert_eq!(f.api.get("/ready").await.status, 200);
-    f.store.close().await;
+    f.store.close();
     assert_eq!(f.api.get("/health").await.status, 200, "the process lives");
     let answer = f.api.get("/ready").await;
     assert_eq!(answer.status, 503);

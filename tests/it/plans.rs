@@ -2,6 +2,7 @@
 
 use reprise::clock::Clock;
 use reprise::domain::status::Status;
+use reprise::store::Patience;
 use reprise::store::lists::{self, BatchFilter, Page, TaskFilter};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
@@ -105,24 +106,23 @@ async fn the_statements_themselves_touch_few_pages() {
     // What the statements really do, counted by the server: rows read without an index.
     let scans = "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('task', 'outbox', 'task_spec')";
     let before = db.number(scans).await;
-    let mut tx = store.begin(reprise::store::Actor::Api).await.unwrap();
-    assert_eq!(
-        reprise::store::transitions::claim(&mut tx, 50, 50, std::time::Duration::from_secs(30))
-            .await
-            .unwrap()
-            .tasks
-            .len(),
-        50
-    );
-    reprise::store::transitions::release_due(&mut tx, 1000).await.unwrap();
-    reprise::store::lock::timed_out(&mut tx, 500).await.unwrap();
-    reprise::store::outbox::lease(&mut tx, 100, std::time::Duration::from_secs(30)).await.unwrap();
-    reprise::store::outbox::next_due(&mut tx).await.unwrap();
-    reprise::store::stats::next_timeout(&mut tx).await.unwrap();
-    reprise::store::stats::next_release(&mut tx).await.unwrap();
-    tx.rollback().await.unwrap();
+    let statements = store.retrying(Patience::Brief, |session| async move {
+        let mut tx = session.begin(reprise::store::Actor::Api).await?;
+        let half_a_minute = std::time::Duration::from_secs(30);
+        let claims = reprise::store::transitions::claim(&mut tx, 50, 50, half_a_minute).await?;
+        assert_eq!(claims.tasks.len(), 50);
+        reprise::store::transitions::release_due(&mut tx, 1000).await?;
+        reprise::store::lock::timed_out(&mut tx, 500, &[]).await?;
+        reprise::store::lock::overdue(&mut tx, 500, &[]).await?;
+        reprise::store::outbox::lease(&mut tx, 100, half_a_minute).await?;
+        reprise::store::outbox::next_due(&mut tx).await?;
+        reprise::store::stats::next_timeout(&mut tx).await?;
+        reprise::store::stats::next_release(&mut tx).await?;
+        tx.rollback().await
+    });
+    statements.await.unwrap();
     reprise::store::stats::by_status(&store).await.unwrap();
-    store.close().await;
+    db.close(&store).await;
     assert_eq!(db.number(scans).await, before, "a table was read whole");
 }
 
@@ -164,7 +164,7 @@ async fn plans_made_while_everything_is_empty_are_good_for_more() {
     let entries = "select sum(idx_tup_read)::bigint from pg_stat_user_indexes where relname in ('task', 'task_spec')";
     let before = (db.number(rows).await, db.number(entries).await);
     every_tick(&store, id).await;
-    store.close().await;
+    db.close(&store).await;
     let read = (db.number(rows).await - before.0, db.number(entries).await - before.1);
     assert!(read.0 < 1000 && read.1 < 1000, "read {read:?} rows and entries of indexes");
 }
@@ -174,27 +174,32 @@ async fn every_tick(store: &reprise::store::Store, id: Uuid) {
     use reprise::domain::lifecycle::{Event, decide};
     use reprise::store::{lock, outbox, progress, stats, transitions, whole};
     let second = std::time::Duration::from_secs(1);
-    let mut tx = store.begin(reprise::store::Actor::Api).await.unwrap();
-    transitions::claim(&mut tx, 50, 50, second).await.unwrap();
-    transitions::started(&mut tx, &[(id, 7)]).await.unwrap();
-    transitions::release_due(&mut tx, 1000).await.unwrap();
-    lock::timed_out(&mut tx, 500).await.unwrap();
-    lock::by_ids(&mut tx, &[id]).await.unwrap();
-    whole::free(&mut tx, &[id]).await.unwrap();
-    whole::tasks_in(&mut tx, &[id]).await.unwrap();
-    let sign = progress::Sign { id, run: None, success: 1, failures: 0, expected_count: None, priority: None };
-    progress::add_free(&mut tx, std::slice::from_ref(&sign)).await.unwrap();
-    progress::record(&mut tx, &[sign]).await.unwrap();
-    let locked = lock::by_ids(&mut tx, &[id]).await.unwrap();
-    let canceled = decide(&locked.tasks[0], &Event::Canceled, locked.moment).unwrap().unwrap();
-    transitions::apply(&mut tx, &[canceled], locked.moment).await.unwrap();
-    outbox::lease(&mut tx, 100, second).await.unwrap();
-    outbox::next_due(&mut tx).await.unwrap();
-    stats::next_timeout(&mut tx).await.unwrap();
-    stats::next_release(&mut tx).await.unwrap();
-    tx.rollback().await.unwrap();
-    reprise::store::lease::confirm(store, &[(id, 7)], second).await.unwrap();
-    reprise::store::lease::renew(store, &[(id, 7)], second).await.unwrap();
+    let statements = store.retrying(Patience::Brief, |session| async move {
+        let mut tx = session.begin(reprise::store::Actor::Api).await.unwrap();
+        transitions::claim(&mut tx, 50, 50, second).await.unwrap();
+        let start = transitions::Start { claim: (id, 7), ignored: None };
+        transitions::started(&mut tx, &[start]).await.unwrap();
+        transitions::release_due(&mut tx, 1000).await.unwrap();
+        lock::timed_out(&mut tx, 500, &[]).await.unwrap();
+        lock::free_tasks(&mut tx, &[id]).await.unwrap();
+        lock::by_ids(&mut tx, &[id]).await.unwrap();
+        whole::free(&mut tx, &[id]).await.unwrap();
+        whole::small_tasks_in(&mut tx, &[id]).await.unwrap();
+        let sign = progress::Sign { id, run: None, success: 1, failures: 0, expected_count: None, priority: None };
+        progress::add_free(&mut tx, std::slice::from_ref(&sign)).await.unwrap();
+        progress::record(&mut tx, &[sign]).await.unwrap();
+        let locked = lock::by_ids(&mut tx, &[id]).await.unwrap();
+        let canceled = decide(&locked.tasks[0], &Event::Canceled, locked.moment).unwrap().unwrap();
+        transitions::apply(&mut tx, &[canceled], locked.moment).await.unwrap();
+        outbox::lease(&mut tx, 100, second).await.unwrap();
+        outbox::next_due(&mut tx).await.unwrap();
+        stats::next_timeout(&mut tx).await.unwrap();
+        stats::next_release(&mut tx).await.unwrap();
+        tx.rollback().await.unwrap();
+        reprise::store::lease::confirm(&session, &[(id, 7)], second).await.unwrap();
+        reprise::store::lease::renew(&session, &[(id, 7)], second).await
+    });
+    statements.await.unwrap();
 }
 
 /// A page of a list costs what is on it, however deep it is and however rare what it asks for. Asked more often than
@@ -248,7 +253,7 @@ async fn a_page_of_a_list_reads_little_more_than_itself() {
         for _ in 0..10 {
             assert_eq!(lists::tasks(&store, filter, Page::Offset(0), 50).await.unwrap().len(), 0, "{filter:?}");
         }
-        store.close().await;
+        db.close(&store).await;
     }
     let store = db.store(Clock::Database);
     for n in 0..10u128 {
@@ -261,7 +266,7 @@ async fn a_page_of_a_list_reads_little_more_than_itself() {
         let found = lists::tasks(&store, &of, Page::Offset(0), 50).await.unwrap();
         assert_eq!((found.len(), Some(found[0].created_at.0)), (50, at(1_767_235_600)));
     }
-    store.close().await;
+    db.close(&store).await;
     let read = db.number(read).await - before;
     assert!(read < 10_000, "{read} rows were read");
 }
@@ -293,7 +298,7 @@ async fn a_look_for_what_is_there_already_uses_the_indexes() {
         let new: Vec<Value> = (0..100).map(|n| task(n - round * 1000, &strategy)).collect();
         assert_eq!(f.api.create(&json!([new[0]])).await.len(), 1);
         assert_eq!(f.api.create(&json!(new)).await.len(), 99);
-        f.store.close().await;
+        db.close(&f.store).await;
         written("n_tup_ins", 200_000 + round * 100).await;
         assert_eq!(db.number(scans).await, before, "a table was read whole after: {prepare}");
     }

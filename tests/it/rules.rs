@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use reprise::store::{Actor, transitions};
+use reprise::store::{self, Actor, Patience, Session, transitions};
 use serde_json::{Value, json};
 
 use crate::support::{Fixture, text};
@@ -104,6 +104,13 @@ async fn every_exit_frees_the_slot() {
     assert_eq!(f.db.number("select coalesce(sum(used), 0)::bigint from slot").await, 0);
 }
 
+async fn claim_ten(session: Session) -> store::Result<Vec<transitions::Claimed>> {
+    let mut tx = session.begin_claim(Actor::Loop("start")).await?;
+    let claims = transitions::claim(&mut tx, 10, 10, std::time::Duration::from_secs(30)).await?;
+    tx.commit().await?;
+    Ok(claims.tasks)
+}
+
 #[tokio::test]
 async fn claims_that_end_before_the_start_free_the_slot() {
     let f = Fixture::new().await;
@@ -111,18 +118,17 @@ async fn claims_that_end_before_the_start_free_the_slot() {
     let mut task = limited(1, "a");
     task["on_start"] = json!({"kind": "Webhook", "params": {"url": "http://127.0.0.1:9/", "verb": "Post"}});
     let ids = f.api.create(&many(2, &task)).await;
-    let claim = || async {
-        let mut tx = f.store.begin_claim(Actor::Loop("start")).await.unwrap();
-        let claims = transitions::claim(&mut tx, 10, 10, std::time::Duration::from_secs(30)).await.unwrap();
-        tx.commit().await.unwrap();
-        claims.tasks
-    };
+    let claim = || async { f.store.retrying(Patience::Brief, claim_ten).await.unwrap() };
     let claimed = claim().await;
     assert_eq!(claimed.len(), 1);
     f.db.assert_books_balance().await;
-    let mut tx = f.store.begin(Actor::Loop("start")).await.unwrap();
-    transitions::give_back(&mut tx, &[(claimed[0].id, 0)]).await.unwrap();
-    tx.commit().await.unwrap();
+    let claim_id = claimed[0].claim_id();
+    let give_back = |session: Session| async move {
+        let mut tx = session.begin(Actor::Loop("start")).await?;
+        transitions::give_back(&mut tx, &[claim_id]).await?;
+        tx.commit().await
+    };
+    f.store.retrying(Patience::Brief, give_back).await.unwrap();
     f.db.assert_books_balance().await;
     assert_eq!(claim().await[0].id.to_string(), ids[0], "its place in the queue is the old one");
     f.advance(31);
@@ -356,10 +362,7 @@ async fn a_rule_that_is_new_counts_what_is_being_claimed() {
             async {
                 let mut claimed = 0;
                 for _ in 0..6 {
-                    let mut tx = f.store.begin_claim(Actor::Loop("start")).await.unwrap();
-                    let lease = std::time::Duration::from_secs(30);
-                    claimed += transitions::claim(&mut tx, 10, 10, lease).await.unwrap().tasks.len();
-                    tx.commit().await.unwrap();
+                    claimed += f.store.retrying(Patience::Long, claim_ten).await.unwrap().len();
                 }
                 claimed
             },

@@ -9,10 +9,11 @@ use uuid::Uuid;
 
 use super::Moved;
 use crate::domain::lifecycle::Cause;
-use crate::domain::rules::{self, Candidate, Gate, Rule, Verdict};
+use crate::domain::rules::{self, Candidate, Gate, Matcher, Rule, Verdict};
 use crate::domain::status::Status;
 use crate::domain::task::Flags;
 use crate::domain::webhook::{Action, Actions};
+use crate::store::lease::ClaimId;
 use crate::store::matchers::{self, Key, Matchers};
 use crate::store::{Error, Result, Tx, fairness, slots};
 
@@ -22,11 +23,21 @@ pub struct Claimed {
     pub id: Uuid,
     pub batch_id: Uuid,
     pub run: i32,
+    /// The number of this claim.
+    pub claim: i32,
     pub attempt: i16,
     pub priority: i16,
     pub turn: i64,
     /// What to call, if anything.
     pub on_start: Option<Action>,
+    /// How much of it is held in memory.
+    pub bytes: usize,
+}
+
+impl Claimed {
+    pub fn claim_id(&self) -> ClaimId {
+        (self.id, self.claim)
+    }
 }
 
 /// What came of a claim.
@@ -37,14 +48,21 @@ pub struct Claims {
     pub parked: usize,
     /// The queue, or a parking that was stirred, may hold more.
     pub more: bool,
+    /// Tasks were left alone because their rules name these, which are not known.
+    pub unknown: BTreeSet<Matcher>,
 }
+
+/// What the actions of the tasks that are claimed at once may have in all; the first is claimed however large it is.
+const CLAIM_BYTES: i64 = 8 * 1024 * 1024;
+/// What the rules look at of the tasks that are read at once may have in all.
+const SPEC_BYTES: i64 = 4 * 1024 * 1024;
 
 /// Claims up to `limit` tasks, of the first `look` in the queue. The transaction must have begun as a claim.
 pub async fn claim(tx: &mut Tx, limit: usize, look: usize, lease: Duration) -> Result<Claims> {
     let matchers = matchers::all(tx).await?;
-    let claims = if matchers.is_empty() {
-        let tasks = claim_first(tx, limit, lease).await?;
-        Claims { more: tasks.len() == limit, parked: 0, tasks }
+    let claims = if matchers.is_idle() {
+        let (tasks, looked) = claim_first(tx, limit, lease).await?;
+        Claims { more: tasks.len() == limit || tasks.len() < looked, tasks, ..Claims::default() }
     } else {
         claim_by_rules(tx, &matchers, limit, look.max(limit), lease).await?
     };
@@ -56,48 +74,60 @@ struct Row {
     id: Uuid,
     batch_id: Uuid,
     run: i32,
+    claim: i32,
     attempt: i16,
     priority: i16,
     turn: i64,
     actions: Option<String>,
     last_updated: chrono::DateTime<chrono::Utc>,
+    looked: Option<i64>,
 }
 
-/// Literals are right here: they select the partial index.
-async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<Vec<Claimed>> {
+/// Literals are right here: they select the partial index. Answers how many were looked at, too: as many as were not
+/// claimed are too large to go with the others.
+async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<(Vec<Claimed>, usize)> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
     let rows = sqlx::query_as!(
         Row,
         r#"with picked as materialized (
-               select id from task where status = 'pending' and not_before is null and parked_on is null
+               select id, priority, turn from task where status = 'pending' and not_before is null and parked_on is null
                order by priority desc, turn, id limit $1 for update skip locked
+           ), sized as materialized (
+               select p.id, s.actions, coalesce(sum(octet_length(s.actions)) over (
+                   order by p.priority desc, p.turn, p.id rows between unbounded preceding and 1 preceding
+               ), 0) as before
+               from picked p join task_spec s on s.id = p.id
            )
-           update task t set status = 'claimed', claimed_by = $2, claimed_run = t.run, wait_count = 0,
-               timeout_at = coalesce($3, now()) + make_interval(secs => $4), last_updated = coalesce($3, now())
-           from picked p join task_spec s on s.id = p.id
-           where t.id = p.id and t.status = 'pending'
-           returning t.id, t.batch_id, t.run, t.attempt, t.priority, t.turn, t.last_updated,
-               case when t.flags & $5 <> 0 then s.actions end as actions"#,
+           update task t set status = 'claimed', claimed_by = $2, claimed_run = t.run, claim = t.claim + 1, wait_count = 0,
+               timeout_at = coalesce($3, statement_timestamp()) + make_interval(secs => $4),
+               last_updated = greatest(t.last_updated, coalesce($3, statement_timestamp()))
+           from sized z
+           where t.id = z.id and t.status = 'pending' and z.before < $6
+           returning t.id, t.batch_id, t.run, t.claim, t.attempt, t.priority, t.turn, t.last_updated,
+               case when t.flags & $5 <> 0 then z.actions end as actions, (select count(*) from picked) as looked"#,
         i64::try_from(limit).unwrap_or(i64::MAX),
         by,
         now,
         lease.as_secs_f64(),
         Flags::ON_START.0,
+        CLAIM_BYTES,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
-    claimed(tx, rows)
+    let looked = rows.first().and_then(|row| row.looked).and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+    Ok((claimed(tx, rows)?, looked))
 }
 
 fn claimed(tx: &mut Tx, rows: Vec<Row>) -> Result<Vec<Claimed>> {
     let mut claimed = Vec::with_capacity(rows.len());
-    for Row { id, batch_id, run, attempt, priority, turn, actions, last_updated } in rows {
+    for Row { id, batch_id, run, claim, attempt, priority, turn, actions, last_updated, .. } in rows {
         let moved = Moved { id, batch_id, run, attempt, last_updated };
-        moved.note(tx, Status::Pending, Status::Claimed, Cause::Claim.as_str());
+        moved.note(tx, Status::Pending, Status::Claimed, Cause::Claim.as_str(), None);
+        let bytes = actions.as_ref().map_or(0, String::len);
         let actions = actions.as_deref().map(serde_json::from_str::<Actions>).transpose();
         let actions = actions.map_err(|error| Error::corrupt(format!("actions of task {id}: {error}")))?;
         let on_start = actions.and_then(|actions| actions.on_start);
-        claimed.push(Claimed { id, batch_id, run, attempt, priority, turn, on_start });
+        claimed.push(Claimed { id, batch_id, run, claim, attempt, priority, turn, on_start, bytes });
     }
     Ok(claimed)
 }
@@ -109,6 +139,7 @@ struct Head {
     turn: i64,
     parked_on: Option<i64>,
     remaining: i64,
+    bytes: i32,
 }
 
 /// What the rules look at, for tasks that carry some or occupy slots.
@@ -126,22 +157,36 @@ async fn claim_by_rules(
     lease: Duration,
 ) -> Result<Claims> {
     let mut heads = lock_first(tx, look).await?;
-    let full = heads.len() == look;
-    let stirred = slots::stirred(tx).await?;
+    let mut more = heads.len() == look;
+    let mut stirred = slots::stirred(tx).await?;
     if !stirred.is_empty() {
         heads.extend(lock_parked(tx, &stirred, limit).await?);
         heads.sort_unstable_by_key(|head| (std::cmp::Reverse(head.priority), head.turn, head.id));
     }
+    // Before anything is judged: what is blocked is so by those before it.
+    let mut before = 0;
+    heads.retain(|head| {
+        let fits = before == 0 || before + i64::from(head.bytes) <= CLAIM_BYTES;
+        before += i64::from(head.bytes);
+        more |= !fits;
+        fits
+    });
     let specs = specs(tx, matchers, &heads).await?;
+    let unknown = matchers.unknown_of(specs.values().flat_map(|spec| &spec.rules));
+    let known = |rule: &Rule| !unknown.contains(rule.matcher());
+    heads.retain(|head| specs.get(&head.id).is_none_or(|spec| spec.rules.iter().all(known)));
 
     // Every slot that is looked at or taken, locked at once.
     let mut keys: BTreeSet<Key> = BTreeSet::new();
-    for spec in specs.values() {
-        keys.extend(matchers.occupied(&spec.kind, spec.metadata.as_ref()));
-        keys.extend(spec.rules.iter().filter_map(|rule| matchers.judged(rule, spec.metadata.as_ref())));
+    for spec in heads.iter().filter_map(|head| specs.get(&head.id)) {
+        keys.extend(spec.keys(matchers));
     }
     let of_stirred: BTreeSet<i64> = stirred.values().flatten().map(|gate| gate.slot).collect();
     let mut locked = slots::lock(tx, keys, &of_stirred).await?;
+    // What looks at a slot that somebody else holds is looked at another time.
+    stirred.retain(|_, gates| gates.iter().all(|gate| !locked.is_busy(gate.slot)));
+    let looked_up = |key: &Key| locked.id(key).is_some();
+    heads.retain(|head| specs.get(&head.id).is_none_or(|spec| spec.keys(matchers).iter().all(looked_up)));
     let candidates: Vec<Candidate> = heads
         .iter()
         .map(|head| {
@@ -161,7 +206,6 @@ async fn claim_by_rules(
     slots::park(tx, &blocked).await?;
     let parked = judged().filter(|(head, _, v)| *v == Verdict::Blocked && head.parked_on.is_none()).count();
 
-    let mut more = full;
     if !stirred.is_empty() {
         let is_open = |gates: &[Gate]| {
             gates.iter().all(|gate| gate.is_open(locked.slots.get(&gate.slot).copied().unwrap_or_default()))
@@ -171,19 +215,34 @@ async fn claim_by_rules(
         // What is left although its gates are open is locked by somebody, unless there was no room for it.
         more |= slots::looked_at(tx, &ids(closed), &ids(open)).await? && !tasks.is_empty();
     }
-    Ok(Claims { tasks, parked, more })
+    Ok(Claims { tasks, parked, more, unknown })
+}
+
+impl Spec {
+    /// Every slot that the task would occupy or that one of its rules looks at.
+    fn keys(&self, matchers: &Matchers) -> Vec<Key> {
+        let metadata = self.metadata.as_ref();
+        let judged = self.rules.iter().filter_map(|rule| matchers.judged(rule, metadata));
+        matchers.occupied(&self.kind, metadata).into_iter().chain(judged).collect()
+    }
 }
 
 async fn lock_first(tx: &mut Tx, look: usize) -> Result<Vec<Head>> {
     Ok(sqlx::query_as!(
         Head,
-        r#"select id, priority, turn, parked_on,
-               greatest(0, coalesce(expected_count - success - failures, 0)) as "remaining!"
-           from task where status = 'pending' and not_before is null and parked_on is null
-           order by priority desc, turn, id limit $1 for update skip locked"#,
+        r#"with first as materialized (
+               select id, priority, turn, parked_on, expected_count - success - failures as remaining
+               from task where status = 'pending' and not_before is null and parked_on is null
+               order by priority desc, turn, id limit $1 for update skip locked
+           )
+           select f.id, f.priority, f.turn, f.parked_on, greatest(0, coalesce(f.remaining, 0)) as "remaining!",
+               s.bytes as "bytes!"
+           from first f cross join lateral (
+               select coalesce(octet_length(actions), 0) as bytes from task_spec where id = f.id offset 0
+           ) s"#,
         i64::try_from(look).unwrap_or(i64::MAX),
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?)
 }
 
@@ -202,35 +261,61 @@ async fn lock_parked(tx: &mut Tx, stirred: &BTreeMap<i64, Vec<Gate>>, limit: usi
                ) t order by t.priority desc, t.turn, t.id limit $2
            )
            select t.id, t.priority, t.turn, t.parked_on,
-               greatest(0, coalesce(t.expected_count - t.success - t.failures, 0)) as "remaining!"
-           from first f join task t on t.id = f.id
+               greatest(0, coalesce(t.expected_count - t.success - t.failures, 0)) as "remaining!",
+               coalesce(octet_length(s.actions), 0) as "bytes!"
+           from first f join task t on t.id = f.id join task_spec s on s.id = f.id
            where t.status = 'pending' and t.parked_on = f.parking_id
            for update of t skip locked"#,
         &parkings,
         i32::try_from(limit).unwrap_or(i32::MAX),
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?)
 }
 
-/// Read after the tasks were locked: what they say may have changed until then.
+/// Read after the tasks were locked: what they say may have changed until then. Of the metadata only what the rules look at,
+/// and no more at a time than a bound: some of it may be large.
 async fn specs(tx: &mut Tx, matchers: &Matchers, heads: &[Head]) -> Result<HashMap<Uuid, Spec>> {
-    let ids: Vec<Uuid> = heads.iter().map(|head| head.id).collect();
-    let rows = sqlx::query!(
-        "select id, kind, metadata, rules from task_spec
-         where id = any($1) and (rules is not null or kind = any($2))",
-        &ids,
-        &matchers.kinds() as &[&str],
-    )
-    .fetch_all(tx.conn())
-    .await?;
-    rows.into_iter()
-        .map(|row| {
+    let mut left: Vec<Uuid> = heads.iter().map(|head| head.id).collect();
+    let mut specs = HashMap::new();
+    while !left.is_empty() {
+        let rows = sqlx::query!(
+            r#"with wanted as materialized (
+                   select u.n, s.id, s.kind, s.rules, m.metadata, coalesce(sum(octet_length(m.metadata::text)) over (
+                       order by u.n rows between unbounded preceding and 1 preceding
+                   ), 0) as before
+                   from unnest($1::uuid[]) with ordinality u(id, n)
+                   join task_spec s on s.id = u.id and (s.rules is not null or s.kind = any($2))
+                   cross join lateral (
+                       select jsonb_object_agg(f.name, s.metadata -> f.name) as metadata from (
+                           select unnest($3::text[]) as name union
+                           select json_array_elements_text(r -> 'matcher' -> 'fields')
+                           from json_array_elements(s.rules::json) r
+                       ) f where s.metadata ? f.name
+                   ) m
+               )
+               select n as "n!", id as "id!", kind as "kind!", rules, metadata, (select max(n) from wanted) as "last!"
+               from wanted where before < $4 order by n"#,
+            &left,
+            &matchers.kinds() as &[&str],
+            &matchers.fields() as &[&str],
+            SPEC_BYTES,
+        )
+        .fetch_all(tx.conn().await?)
+        .await?;
+        let read = match rows.last() {
+            Some(row) if row.n < row.last => usize::try_from(row.n).map_err(Error::corrupt)?,
+            _ => left.len(),
+        };
+        left.drain(..read);
+        for row in rows {
             let rules = row.rules.as_deref().map(serde_json::from_str).transpose();
             let rules = rules.map_err(|error| Error::corrupt(format!("rules of task {}: {error}", row.id)))?;
-            Ok((row.id, Spec { kind: row.kind, metadata: row.metadata, rules: rules.unwrap_or_default() }))
-        })
-        .collect()
+            let spec = Spec { kind: row.kind, metadata: row.metadata, rules: rules.unwrap_or_default() };
+            specs.insert(row.id, spec);
+        }
+    }
+    Ok(specs)
 }
 
 fn candidate(matchers: &Matchers, locked: &slots::Locked, head: &Head, spec: &Spec) -> Candidate {
@@ -252,14 +337,15 @@ async fn claim_admitted(tx: &mut Tx, admitted: &[(&Head, &Candidate)], lease: Du
     };
     let rows = sqlx::query_as!(
         Row,
-        r#"update task t set status = 'claimed', claimed_by = $3, claimed_run = t.run, wait_count = 0, parked_on = null,
-               slots = u.slots::bigint[], timeout_at = coalesce($4, now()) + make_interval(secs => $5),
-               last_updated = coalesce($4, now())
+        r#"update task t set status = 'claimed', claimed_by = $3, claimed_run = t.run, claim = t.claim + 1, wait_count = 0,
+               parked_on = null, slots = u.slots::bigint[],
+               timeout_at = coalesce($4, statement_timestamp()) + make_interval(secs => $5),
+               last_updated = greatest(t.last_updated, coalesce($4, statement_timestamp()))
            from unnest($1::uuid[], $2::text[], $6::text[]::task_status[]) u(id, slots, from_status)
            join task_spec s on s.id = u.id
            where t.id = u.id and t.status = u.from_status
-           returning t.id, t.batch_id, t.run, t.attempt, t.priority, t.turn, t.last_updated,
-               case when t.flags & $7 <> 0 then s.actions end as actions"#,
+           returning t.id, t.batch_id, t.run, t.claim, t.attempt, t.priority, t.turn, t.last_updated,
+               case when t.flags & $7 <> 0 then s.actions end as actions, null::bigint as looked"#,
         &admitted.iter().map(|(head, _)| head.id).collect::<Vec<_>>(),
         &admitted.iter().map(|(_, candidate)| written(&candidate.takes)).collect::<Vec<_>>() as &[Option<String>],
         by,
@@ -268,7 +354,7 @@ async fn claim_admitted(tx: &mut Tx, admitted: &[(&Head, &Candidate)], lease: Du
         &vec![Status::Pending.as_str(); admitted.len()] as &[&str],
         Flags::ON_START.0,
     )
-    .fetch_all(tx.conn())
+    .fetch_all(tx.conn().await?)
     .await?;
     if rows.len() != admitted.len() {
         return Err(Error::Guard { expected: admitted.len(), changed: rows.len() });

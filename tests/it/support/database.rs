@@ -38,6 +38,14 @@ impl Database {
         Store::new(&self.url, 16, clock, Limits::default()).unwrap()
     }
 
+    /// Closes the connections of a store and waits until its server processes have ended: what they did is told then.
+    pub async fn close(&self, store: &Store) {
+        store.close();
+        let open =
+            "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'reprise'";
+        super::eventually("the connections to be closed", async || (self.number(open).await == 0).then_some(())).await;
+    }
+
     pub async fn number(&self, query: &str) -> i64 {
         sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_one(&self.pool).await.unwrap()
     }
@@ -132,7 +140,7 @@ async fn template() -> &'static str {
             admin(&format!("create database {name}")).await;
             let store = Store::new(&named(&name), 2, Clock::Database, Limits::default()).unwrap();
             store.migrate().await.unwrap();
-            store.close().await;
+            store.close();
             name
         })
         .await

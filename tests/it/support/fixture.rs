@@ -9,12 +9,13 @@ use reprise::clock::Clock;
 use reprise::config::{Cli, Config};
 use reprise::handle::Handles;
 use reprise::http::{Api, Door, serve};
+use reprise::loops::answers::Answers;
 use reprise::loops::calls::Keeper;
 use reprise::loops::deliver::{self, Deliver, Marks};
 use reprise::loops::retention::Retention;
 use reprise::loops::retry::Retry;
 use reprise::loops::runner::Loop;
-use reprise::loops::start::{self, Results, Start};
+use reprise::loops::start::{self, Start};
 use reprise::loops::timeout::Timeout;
 use reprise::service::Service;
 use reprise::store::Store;
@@ -32,7 +33,7 @@ pub struct Fixture {
     pub api: Client,
     start: Start,
     keeper: Keeper,
-    results: Results,
+    answers: Answers,
     deliver: Deliver,
     marks: Marks,
 }
@@ -70,6 +71,7 @@ impl Fixture {
         let secret = store.secret().await.unwrap();
         let handles = Handles::new(base.clone(), secret.clone());
         let api = Api {
+            loops: store.clone(),
             service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
             limits: config.limits(),
             max_body_bytes: config.request.max_body_bytes,
@@ -93,7 +95,7 @@ impl Fixture {
         let interval = Duration::from_secs(1);
         let concurrency = config.webhook.webhook_concurrency;
         let settings = start::Settings { interval, lease: config.lease(), concurrency };
-        let (start, caller, results) = Start::new(store.clone(), client.clone(), settings);
+        let (start, caller, answers) = Start::new(store.clone(), client.clone(), settings);
         let keeper = caller.keeper();
         tokio::spawn(caller.run(CancellationToken::new()));
         let settings = deliver::Settings {
@@ -106,7 +108,7 @@ impl Fixture {
             retry_max: Duration::from_millis(config.webhook.webhook_retry_max_ms),
         };
         let (deliver, marks) = Deliver::new(store.clone(), client, settings);
-        Fixture { db, store, api: Client::new(base), start, keeper, results, deliver, marks }
+        Fixture { db, store, api: Client::new(base), start, keeper, answers, deliver, marks }
     }
 
     pub fn advance(&self, secs: i64) {
@@ -124,7 +126,7 @@ impl Fixture {
 
     /// Waits for answers to `on_start` and writes them.
     pub async fn write_answers(&mut self) {
-        assert!(self.results.write_some().await);
+        assert!(self.answers.write_some().await);
     }
 
     /// Claims, and writes the answers of that many calls.
@@ -139,7 +141,7 @@ impl Fixture {
     }
 
     pub async fn expire(&self) -> u64 {
-        Timeout { store: self.store.clone(), interval: Duration::from_secs(1) }.tick().await.unwrap().processed
+        Timeout::new(self.store.clone(), Duration::from_secs(1)).tick().await.unwrap().processed
     }
 
     pub async fn release(&self) -> u64 {

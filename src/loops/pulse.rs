@@ -1,0 +1,27 @@
+//! Says every second that this instance works, so that it is known when none did.
+
+use std::time::Duration;
+
+use super::runner::{Loop, Tick};
+use crate::store::{self, Patience, Session, Store, outages};
+
+pub struct Pulse {
+    pub store: Store,
+}
+
+impl Loop for Pulse {
+    const NAME: &'static str = "pulse";
+
+    fn interval(&self) -> Duration {
+        outages::BEAT
+    }
+
+    async fn tick(&self) -> store::Result<Tick> {
+        let beat = |session: Session| async move { outages::beat(&session).await };
+        match self.store.retrying(Patience::Least, beat).await {
+            Err(error) if error.is_busy() => {}
+            result => result?,
+        }
+        Ok(Tick::default())
+    }
+}

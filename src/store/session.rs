@@ -1,0 +1,157 @@
+//! The only way to a transaction: [`Store::retrying`] and [`Store::reading`] give a [`Session`] to their work, and only a
+//! session begins one. So every statement has a limit in time, here and in the server, and everybody has decided how long
+//! to wait for a lock that somebody else holds.
+
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::{Error, Result, Store, Tx};
+
+/// How long a transaction waits for a lock that somebody else holds. Past it the answer is [`Error::Busy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// For work on behalf of many, in a lane or a loop: as long as others of our own may hold it.
+    Brief,
+    /// For one of those many, when all together met a lock: hardly at all.
+    Least,
+    /// For one client, who wants just that row: nearly as long as a transaction may take.
+    Long,
+}
+
+impl Patience {
+    fn within(self, limit: Duration) -> Duration {
+        match self {
+            Patience::Brief => Duration::from_millis(250).min(limit),
+            Patience::Least => Duration::from_millis(10).min(limit),
+            Patience::Long => limit,
+        }
+    }
+}
+
+/// The right to begin transactions until a deadline.
+#[derive(Clone, Debug)]
+pub struct Session {
+    pub(super) store: Store,
+    pub(super) patience: Patience,
+    pub(super) deadline: Instant,
+}
+
+/// What the server is told about time when a statement begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub lock_ms: u128,
+    pub statement_ms: u128,
+}
+
+impl Session {
+    /// What is left; an error if that is nothing worth beginning.
+    pub(super) fn left(&self) -> Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left < Duration::from_millis(20) { Err(Error::too_late(self.store.limit)) } else { Ok(left) }
+    }
+
+    /// The server gives up a little before we do: it does not notice that nobody is there any more, and its process
+    /// would go on outside the pool's count.
+    pub(super) fn limits(&self, left: Duration) -> Limits {
+        let lock = self.patience.within(left.mul_f64(0.8));
+        Limits { lock_ms: lock.as_millis().max(1), statement_ms: left.mul_f64(0.9).as_millis().max(1) }
+    }
+
+    /// The id of this process among those that share the database.
+    pub fn instance(&self) -> Uuid {
+        self.store.instance()
+    }
+
+    /// Whether counters that somebody else holds are settled later instead of waited for.
+    pub(super) fn defers(&self) -> bool {
+        self.patience != Patience::Brief
+    }
+}
+
+impl Store {
+    /// Runs `once` within the limit, and again when PostgreSQL had to break it off in favour of another transaction: a
+    /// client never hears of a deadlock. What takes longer than the limit has lost its database, and is broken off so
+    /// that those behind it can go on with another connection.
+    pub async fn retrying<T, F, Fut>(&self, patience: Patience, mut once: F) -> Result<T>
+    where
+        F: FnMut(Session) -> Fut,
+        Fut: Future<Output = Result<T>>,
+    {
+        let begun = Instant::now();
+        let session = Session { store: self.clone(), patience, deadline: begun + self.limit };
+        let mut tries = 0u32;
+        loop {
+            // On the heap, or whoever waits would carry it twice.
+            let result = match tokio::time::timeout_at(session.deadline, Box::pin(once(session.clone()))).await {
+                Ok(result) => result,
+                Err(_) => return Err(Error::too_late(self.limit)),
+            };
+            match result {
+                Err(error) if error.is_transient() && tries < 10 && begun.elapsed() < self.limit / 2 => {
+                    tries += 1;
+                    tracing::debug!(tries, %error, "transaction repeated");
+                    let most = 5u64 << tries.min(6);
+                    tokio::time::sleep(Duration::from_millis(rand::random_range(0..most))).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// The same for one who waits for a lock as long as it takes. Only so many do at a time: the others wait for their
+    /// turn without a connection.
+    pub async fn waiting<T, F, Fut>(&self, once: F) -> Result<T>
+    where
+        F: FnMut(Session) -> Fut,
+        Fut: Future<Output = Result<T>>,
+    {
+        let _place = self.place(&self.waiters).await?;
+        self.retrying(Patience::Long, once).await
+    }
+
+    /// The same for one request by itself: at once if it can be, else by [`Store::waiting`].
+    pub async fn alone<T, F, Fut>(&self, mut once: F) -> Result<T>
+    where
+        F: FnMut(Session) -> Fut,
+        Fut: Future<Output = Result<T>>,
+    {
+        match self.retrying(Patience::Brief, &mut once).await {
+            Err(error) if error.is_busy() => self.waiting(once).await,
+            result => result,
+        }
+    }
+
+    /// Looks at something without changing it.
+    pub async fn reading<T>(&self, look: impl AsyncFnOnce(&mut Tx) -> Result<T>) -> Result<T> {
+        let _place = self.place(&self.readers).await?;
+        let session = Session { store: self.clone(), patience: Patience::Brief, deadline: Instant::now() + self.limit };
+        let reading = async {
+            let mut tx = session.begin_read().await?;
+            let found = look(&mut tx).await?;
+            tx.rollback().await?;
+            Ok(found)
+        };
+        tokio::time::timeout_at(session.deadline, reading).await.unwrap_or_else(|_| Err(Error::too_late(self.limit)))
+    }
+
+    /// Looks at everything as it is at one moment, for as long as `limit`.
+    pub(super) async fn snapshot<T>(&self, limit: Duration, look: impl AsyncFnOnce(&mut Tx) -> Result<T>) -> Result<T> {
+        let store = self.with_limit(limit);
+        let session = Session { store, patience: Patience::Brief, deadline: Instant::now() + limit };
+        let reading = async {
+            let mut tx = session.begin_snapshot().await?;
+            let found = look(&mut tx).await?;
+            tx.rollback().await?;
+            Ok(found)
+        };
+        tokio::time::timeout_at(session.deadline, reading).await.unwrap_or_else(|_| Err(Error::too_late(limit)))
+    }
+
+    async fn place<'a>(&self, places: &'a Semaphore) -> Result<tokio::sync::SemaphorePermit<'a>> {
+        let place = tokio::time::timeout(self.limit, places.acquire()).await;
+        place.ok().and_then(std::result::Result::ok).ok_or_else(|| Error::too_late(self.limit))
+    }
+}
