@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
+use std::time::{Duration, Instant};
 
+use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
 use super::settle::Sums;
@@ -27,7 +29,7 @@ pub enum Book {
 }
 
 impl Book {
-    pub const ALL: [Book; 5] = [Book::Slots, Book::Parkings, Book::Batches, Book::Waiting, Book::Totals];
+    pub const ALL: [Book; 6] = [Book::Slots, Book::Parkings, Book::Batches, Book::Waiting, Book::Totals, Book::Derived];
 
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -63,7 +65,9 @@ impl Display for Difference {
         let Difference { book, says, is, .. } = self;
         match &self.entry {
             Entry::Slot(id) | Entry::Parking(id) => write!(f, "{}: {id}: says {says}, is {is}", book.as_str()),
-            Entry::Batch(id) | Entry::Task(id) => write!(f, "{}: {id}: says {says}, is {is}", book.as_str()),
+            Entry::Batch(id) | Entry::Task(id) => {
+                write!(f, "{}: {id}: says {says}, is {is}", book.as_str())
+            }
             Entry::Totals => write!(f, "{}: says {says}, is {is}", book.as_str()),
         }
     }
@@ -78,15 +82,23 @@ pub enum Extent {
     All,
 }
 
-/// Compares everything in one snapshot; at most a thousand differences of a kind.
-pub async fn examine(store: &Store, extent: Extent) -> Result<Vec<Difference>> {
-    let mut tx = store.begin_snapshot(Actor::Loop("audit")).await?;
-    let mut found = slots(&mut tx).await?;
-    found.extend(parkings(&mut tx).await?);
-    found.extend(batches(&mut tx, extent).await?);
-    found.extend(waiting(&mut tx).await?);
-    if extent == Extent::All {
-        found.extend(totals(&mut tx).await?);
+/// Compares everything in one snapshot; at most a thousand differences of a kind. The server gives up after `limit`.
+pub async fn examine(store: &Store, extent: Extent, limit: Duration) -> Result<Vec<Difference>> {
+    let started = Instant::now();
+    let mut tx = store.begin_snapshot(Actor::Loop("audit"), limit).await?;
+    let mut found = Vec::new();
+    for book in Book::ALL {
+        let left = limit.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
+        let left = format!("set local statement_timeout = {}", left.as_millis());
+        sqlx::raw_sql(AssertSqlSafe(left)).execute(tx.conn()).await?;
+        found.extend(match book {
+            Book::Slots => slots(&mut tx).await?,
+            Book::Parkings => parkings(&mut tx).await?,
+            Book::Batches => batches(&mut tx, extent).await?,
+            Book::Waiting => waiting(&mut tx).await?,
+            Book::Totals if extent == Extent::Alive => Vec::new(),
+            Book::Totals => totals(&mut tx).await?,
+        });
     }
     tx.rollback().await?;
     Ok(found)

@@ -3,6 +3,7 @@
 //! the statistics, the completion of batches, and after the commit the wake-ups and the metrics. Nobody can forget one of them.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::pool::PoolConnection;
@@ -99,9 +100,13 @@ impl Store {
         self.begin_with(shared, actor).await
     }
 
-    /// For looking only: all statements see the same moment.
-    pub(super) async fn begin_snapshot(&self, actor: Actor) -> Result<Tx> {
-        self.begin_with("begin isolation level repeatable read read only", actor).await
+    /// For looking only: all statements see the same moment. Each may take as long as `limit`, whatever the limit of
+    /// transactions is.
+    pub(super) async fn begin_snapshot(&self, actor: Actor, limit: Duration) -> Result<Tx> {
+        let mut tx = self.begin_with("begin isolation level repeatable read read only", actor).await?;
+        let limit = format!("set local statement_timeout = {}", limit.as_millis());
+        sqlx::raw_sql(AssertSqlSafe(limit)).execute(tx.conn()).await?;
+        Ok(tx)
     }
 
     /// For lists, whose plans count on more rows than a page has: they would be compiled, for longer than they run.
