@@ -253,11 +253,8 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     let interval = Duration::from_millis(config.loops.retry_loop_interval_ms);
     let retry = Retry { store: store.clone(), interval };
     supervisor.spawn("retry", runner::run(retry, store.clone(), shutdown.clone()));
-    let retention = Retention {
-        store: store.clone(),
-        days: config.loops.retention_days,
-        idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
-    };
+    let idempotency_ttl = Duration::from_secs(config.request.idempotency_ttl_secs);
+    let retention = Retention::new(store.clone(), config.loops.retention_days, idempotency_ttl);
     supervisor.spawn("audit", runner::run(Audit::new(store.clone()), store.clone(), shutdown.clone()));
     supervisor.spawn("retention", runner::run(retention, store.clone(), shutdown.clone()));
     supervisor.spawn("metrics", telemetry::upkeep(shutdown.clone()));
