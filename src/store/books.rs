@@ -10,7 +10,7 @@ use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
 use super::settle::Sums;
-use super::{Actor, Error, Result, Store, Tx, lock, transitions};
+use super::{Actor, Error, Result, Store, Tx, derived, lock, transitions};
 use crate::domain::lifecycle::{Event, decide};
 
 /// What is compared.
@@ -26,6 +26,8 @@ pub enum Book {
     Waiting,
     /// All tasks by status.
     Totals,
+    /// Columns that repeat what other columns say, for an index.
+    Derived,
 }
 
 impl Book {
@@ -38,26 +40,28 @@ impl Book {
             Book::Batches => "batches",
             Book::Waiting => "waiting",
             Book::Totals => "totals",
+            Book::Derived => "derived",
         }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Entry {
+pub(super) enum Entry {
     Slot(i64),
     Parking(i64),
     Batch(Uuid),
     Task(Uuid),
     Totals,
+    Derived(Uuid),
 }
 
-/// A counter that is wrong.
+/// A counter, or a derived column, that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub book: Book,
-    entry: Entry,
-    says: String,
-    is: String,
+    pub(super) entry: Entry,
+    pub(super) says: String,
+    pub(super) is: String,
 }
 
 impl Display for Difference {
@@ -65,7 +69,7 @@ impl Display for Difference {
         let Difference { book, says, is, .. } = self;
         match &self.entry {
             Entry::Slot(id) | Entry::Parking(id) => write!(f, "{}: {id}: says {says}, is {is}", book.as_str()),
-            Entry::Batch(id) | Entry::Task(id) => {
+            Entry::Batch(id) | Entry::Task(id) | Entry::Derived(id) => {
                 write!(f, "{}: {id}: says {says}, is {is}", book.as_str())
             }
             Entry::Totals => write!(f, "{}: says {says}, is {is}", book.as_str()),
@@ -98,6 +102,7 @@ pub async fn examine(store: &Store, extent: Extent, limit: Duration) -> Result<V
             Book::Waiting => waiting(&mut tx).await?,
             Book::Totals if extent == Extent::Alive => Vec::new(),
             Book::Totals => totals(&mut tx).await?,
+            Book::Derived => derived::examine(&mut tx, extent).await?,
         });
     }
     tx.rollback().await?;
@@ -247,9 +252,12 @@ async fn count_totals(tx: &mut Tx) -> Result<(Vec<i64>, Vec<i64>)> {
     Ok((row.says, row.is))
 }
 
-/// Mends what `examine` has found, each in a transaction of its own.
+/// Mends what `examine` has found: each counter in a transaction of its own, derived columns all at once, in chunks.
 pub async fn mend(store: &Store, found: &[Difference]) -> Result<()> {
-    for difference in found {
+    if found.iter().any(|difference| difference.book == Book::Derived) {
+        derived::mend(store).await?;
+    }
+    for difference in found.iter().filter(|difference| difference.book != Book::Derived) {
         store.retrying(|| mend_one(store, &difference.entry)).await?;
     }
     Ok(())
@@ -263,6 +271,7 @@ async fn mend_one(store: &Store, entry: &Entry) -> Result<()> {
         Entry::Batch(id) => mend_batch(&mut tx, *id).await?,
         Entry::Task(id) => mend_waiting(&mut tx, *id).await?,
         Entry::Totals => mend_totals(&mut tx).await?,
+        Entry::Derived(_) => {}
     }
     tx.commit().await
 }

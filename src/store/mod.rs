@@ -6,6 +6,7 @@ pub mod books;
 pub mod create;
 pub mod dead_ends;
 mod dedupe;
+mod derived;
 mod error;
 pub mod fairness;
 pub mod history;
