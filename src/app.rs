@@ -28,7 +28,7 @@ use crate::loops::supervisor::Supervisor;
 use crate::loops::timeout::Timeout;
 use crate::loops::wakeup;
 use crate::output::say;
-use crate::postgres::{Embedded, Settings};
+use crate::postgres::{Private, Settings};
 use crate::service::Service;
 use crate::store::Store;
 use crate::telemetry;
@@ -53,37 +53,38 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
         Command::Serve => Some(bind(&config).await?),
         Command::Migrate | Command::Doctor { .. } | Command::Openapi | Command::Bench(_) => None,
     };
-    let embedded = match config.database_url() {
+    let private = match config.database_url() {
         Some(_) => None,
         None => Some(start_postgres(&config).await?),
     };
-    let url = config.database_url().or(embedded.as_ref().map(Embedded::url)).unwrap_or_default();
+    let url = config.database_url().or(private.as_ref().map(Private::url)).unwrap_or_default();
     let for_requests = config.database.pool_max_size - connections_for_loops(&config);
     let store = Store::new(url, for_requests, Clock::Database, config.limits().retry)?
         .with_limit(Duration::from_secs(config.database.database_timeout_secs));
     let work = async {
         store.check_server().await?;
         match (listener, command) {
-            (Some(listener), _) => serve(&config, &store, listener, embedded.as_ref(), shutdown).await,
+            (Some(listener), _) => serve(&config, &store, listener, private.as_ref(), shutdown).await,
             (None, Command::Doctor { fix }) => doctor::run(&store, fix).await,
             (None, _) => store.migrate().await,
         }
     };
     let result = tokio::select! {
         result = work => result,
-        error = failed(embedded.as_ref()) => Err(error),
+        error = failed(private.as_ref()) => Err(error),
     };
     // Whatever still uses a connection loses it: the server rolls back what was not committed.
     store.close();
-    if let Some(embedded) = embedded
-        && let Err(error) = embedded.stop().await
+    if let Some(private) = private
+        && let Err(error) = private.stop().await
     {
         tracing::warn!(%error, "the private PostgreSQL did not stop in good order");
     }
     result
 }
 
-async fn start_postgres(config: &Config) -> Result<Embedded, String> {
+/// A private PostgreSQL: the one that runs in the data directory already, or one of our own.
+async fn start_postgres(config: &Config) -> Result<Private, String> {
     let database = &config.database;
     let connections = (database.pool_max_size + 20).max(100).to_string();
     let settings = Settings {
@@ -91,12 +92,12 @@ async fn start_postgres(config: &Config) -> Result<Embedded, String> {
         extra: vec![("max_connections".into(), connections)],
         ..Settings::new(&database.reprise_data_dir)
     };
-    Embedded::start(settings).await.map_err(|error| error.to_string())
+    Private::open(settings).await.map_err(|error| error.to_string())
 }
 
-async fn failed(embedded: Option<&Embedded>) -> String {
-    match embedded {
-        Some(embedded) => embedded.failed().await.to_string(),
+async fn failed(private: Option<&Private>) -> String {
+    match private {
+        Some(private) => private.failed().await.to_string(),
         None => std::future::pending().await,
     }
 }
@@ -112,7 +113,7 @@ async fn serve(
     config: &Config,
     store: &Store,
     listener: TcpListener,
-    embedded: Option<&Embedded>,
+    private: Option<&Private>,
     shutdown: CancellationToken,
 ) -> Result<(), String> {
     prepare(config, store).await?;
@@ -150,7 +151,7 @@ async fn serve(
     let stop_http = CancellationToken::new();
     let mut server = tokio::spawn(http::serve(listener, api, stop_http.clone()));
     tracing::info!(%address, instance = %store.instance(), "ready");
-    if let Err(error) = say(&greeting(local, embedded, locked)) {
+    if let Err(error) = say(&greeting(local, private, locked)) {
         tracing::warn!("{error}");
     }
 
@@ -257,11 +258,8 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     let interval = Duration::from_millis(config.loops.retry_loop_interval_ms);
     let retry = Retry { store: store.clone(), interval };
     supervisor.spawn("retry", runner::run(retry, store.clone(), shutdown.clone()));
-    let retention = Retention {
-        store: store.clone(),
-        days: config.loops.retention_days,
-        idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
-    };
+    let idempotency_ttl = Duration::from_secs(config.request.idempotency_ttl_secs);
+    let retention = Retention::new(store.clone(), config.loops.retention_days, idempotency_ttl);
     supervisor.spawn("pulse", runner::run(Pulse { store: store.clone() }, store.clone(), shutdown.clone()));
     supervisor.spawn("counters", runner::run(Counters { store: store.clone() }, store.clone(), shutdown.clone()));
     supervisor.spawn("audit", runner::run(Audit::new(store.clone()), store.clone(), shutdown.clone()));
@@ -282,10 +280,11 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-fn greeting(address: SocketAddr, embedded: Option<&Embedded>, locked: bool) -> String {
+fn greeting(address: SocketAddr, private: Option<&Private>, locked: bool) -> String {
     let url = format!("http://{address}");
-    let data = embedded.map_or_else(String::new, |embedded| {
-        format!("  Data  {} (PostgreSQL {} of its own)\n", embedded.data_dir().display(), embedded.version())
+    let data = private.map_or_else(String::new, |private| {
+        let whose = if private.is_own() { "of its own" } else { "of another instance, which stops it when it ends" };
+        format!("  Data  {} (PostgreSQL {} {whose})\n", private.data_dir().display(), private.version())
     });
     let key = if locked { "-H \"Authorization: Bearer $KEY\" " } else { "" };
     format!(

@@ -1,4 +1,7 @@
-//! `reprise doctor`: counts slots, batches, waiting tasks and totals anew, says what differs, and mends it if asked to.
+//! `reprise doctor`: counts slots, batches, waiting tasks and totals anew, compares derived columns, says what differs,
+//! and mends it if asked to.
+
+use std::time::Duration;
 
 use crate::output::say;
 use crate::store::books::{self, Extent};
@@ -8,6 +11,8 @@ use crate::store::{self, Store};
 const SHOWN: usize = 20;
 /// Mending one thing can show another: a slot that was freed, a child that moves its batch.
 const ROUNDS: usize = 5;
+/// Time to examine everything. Whoever asks for it is willing to wait.
+const LIMIT: Duration = Duration::from_secs(3600);
 
 /// Prints what it finds. An error is the one line for the end: what could not be examined, or is still wrong.
 pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
@@ -42,5 +47,8 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
 }
 
 async fn examine(store: &Store) -> Result<Vec<books::Difference>, String> {
-    books::examine(store, Extent::All).await.map_err(|error: store::Error| error.to_string())
+    // The server ends its statements itself. One that does not answer any more is not waited for.
+    let examined = tokio::time::timeout(LIMIT + store.limit(), books::examine(store, Extent::All, LIMIT));
+    let examined = examined.await.unwrap_or_else(|_| Err(store::Error::too_late(LIMIT)));
+    examined.map_err(|error| error.to_string())
 }

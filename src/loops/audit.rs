@@ -7,6 +7,11 @@ use super::runner::{Loop, Tick};
 use crate::store::books::{self, Extent};
 use crate::store::{self, Store};
 
+/// Time for a tick: counting what is alive in a large database takes minutes.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+/// The server gives up a little before the loop does, so that it does not go on counting for nobody.
+const STATEMENTS: Duration = Duration::from_secs(14 * 60);
+
 pub struct Audit {
     store: Store,
     /// A process that has just begun has other things to do.
@@ -26,11 +31,15 @@ impl Loop for Audit {
         Duration::from_secs(3600)
     }
 
+    fn limit(&self, _: &Store) -> Duration {
+        LIMIT
+    }
+
     async fn tick(&self) -> store::Result<Tick> {
         if !self.rested.swap(true, Ordering::Relaxed) {
             return Ok(Tick::default());
         }
-        let found = books::examine(&self.store, Extent::Alive).await?;
+        let found = books::examine(&self.store, Extent::Alive, STATEMENTS).await?;
         for (book, count) in books::by_book(&found) {
             let count = u32::try_from(count).unwrap_or(u32::MAX);
             metrics::gauge!("reprise_book_differences", "book" => book.as_str()).set(count);

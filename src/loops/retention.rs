@@ -1,6 +1,7 @@
-//! What is old goes, a chunk at a tick: finished batches, if they are not to be kept, keys of requests that nobody
-//! will repeat any more, slots that nobody occupies.
+//! Deletes what is old, a chunk at a tick: finished batches and statistics, if they are not to be kept, keys of requests
+//! that nobody will repeat any more, slots that nobody occupies.
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
@@ -9,10 +10,30 @@ use crate::store::{self, Patience, Session, Store, fairness, idempotency, matche
 const LIMIT: i64 = 5000;
 
 pub struct Retention {
-    pub store: Store,
+    store: Store,
     /// 0 keeps all batches.
-    pub days: u32,
-    pub idempotency_ttl: Duration,
+    days: u32,
+    idempotency_ttl: Duration,
+    /// Tasks to delete in a transaction. It halves when one fails and doubles when one succeeds: however slow the
+    /// database is and however much hangs on a task, some number can be deleted in time.
+    chunk: AtomicI64,
+}
+
+impl Retention {
+    pub fn new(store: Store, days: u32, idempotency_ttl: Duration) -> Retention {
+        Retention { store, days, idempotency_ttl, chunk: AtomicI64::new(LIMIT) }
+    }
+
+    async fn delete_finished(&self) -> store::Result<retention::Deleted> {
+        let chunk = self.chunk.load(Ordering::Relaxed);
+        // It may be broken off as well as fail.
+        self.chunk.store((chunk / 2).max(1), Ordering::Relaxed);
+        let days = self.days;
+        let delete = |session: Session| async move { retention::delete_finished(&session, days, chunk).await };
+        let deleted = self.store.retrying(Patience::Least, delete).await?;
+        self.chunk.store(chunk.saturating_mul(2).min(LIMIT), Ordering::Relaxed);
+        Ok(deleted)
+    }
 }
 
 impl Loop for Retention {
@@ -23,8 +44,7 @@ impl Loop for Retention {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        let (store, days, ttl) = (&self.store, self.days, self.idempotency_ttl);
-        let least = Patience::Least;
+        let (store, days, ttl, least) = (&self.store, self.days, self.idempotency_ttl, Patience::Least);
         let keys = store.retrying(least, |s| async move { idempotency::forget(&s, ttl, LIMIT).await }).await?;
         let mut idle = store.retrying(least, |s| async move { slots::forget_idle(&s, LIMIT).await }).await?;
         idle += store.retrying(least, |s| async move { fairness::forget_idle(&s, LIMIT).await }).await?;
@@ -33,12 +53,12 @@ impl Loop for Retention {
             Err(error) if error.is_busy() => {}
             forgotten => idle += forgotten?,
         }
-        let mut tasks = 0;
+        let (mut deleted, mut stats) = (retention::Deleted::default(), 0);
         if days > 0 {
-            let delete = |s: Session| async move { retention::delete_finished(&s, days, LIMIT).await };
-            tasks = store.retrying(least, delete).await?;
+            deleted = self.delete_finished().await?;
+            stats = store.retrying(least, |s| async move { retention::forget_stats(&s, days, LIMIT).await }).await?;
         }
-        let more = keys.max(idle) >= LIMIT.cast_unsigned() || tasks > 0;
-        Ok(Tick { processed: keys + idle + tasks, more, due_in: None })
+        let more = keys.max(idle).max(stats) >= LIMIT.cast_unsigned() || deleted.more;
+        Ok(Tick { processed: keys + idle + deleted.tasks, more, due_in: None })
     }
 }

@@ -21,6 +21,12 @@ pub trait Loop: Send + Sync + 'static {
         None
     }
 
+    /// The longest a tick may take before it is broken off. It may have more than one transaction, or repeat one; what
+    /// takes longer than two of them has lost its database.
+    fn limit(&self, store: &Store) -> Duration {
+        store.limit() * 2
+    }
+
     fn tick(&self) -> impl Future<Output = store::Result<Tick>> + Send;
 }
 
@@ -35,8 +41,7 @@ pub struct Tick {
 }
 
 pub async fn run<L: Loop>(this: L, store: Store, shutdown: CancellationToken) {
-    // A tick may have more than one transaction, or repeat one. What takes longer has lost its database.
-    let limit = store.limit() * 2;
+    let limit = this.limit(&store);
     let mut failures = 0u32;
     while !shutdown.is_cancelled() {
         let started = Instant::now();
@@ -100,6 +105,43 @@ fn until_due(due_in: Option<f64>, interval: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
+    use crate::domain::retry::Limits;
+
+    /// Takes a minute for a tick, and then ends the loop.
+    struct Slow {
+        limit: Option<Duration>,
+        ended: CancellationToken,
+    }
+
+    impl Loop for Slow {
+        const NAME: &'static str = "slow";
+
+        fn interval(&self) -> Duration {
+            Duration::from_secs(1)
+        }
+
+        fn limit(&self, store: &Store) -> Duration {
+            self.limit.unwrap_or(store.limit() * 2)
+        }
+
+        async fn tick(&self) -> store::Result<Tick> {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            self.ended.cancel();
+            Ok(Tick::default())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_may_have_a_longer_limit_than_transactions() {
+        let store = Store::new("postgres://nowhere", 1, Clock::Database, Limits::default()).unwrap();
+        let store = store.with_limit(Duration::from_secs(10));
+        for (limit, ends) in [(Some(Duration::from_secs(90)), true), (None, false)] {
+            let ended = CancellationToken::new();
+            let slow = run(Slow { limit, ended: ended.clone() }, store.clone(), ended);
+            assert_eq!(tokio::time::timeout(Duration::from_secs(3600), slow).await.is_ok(), ends, "{limit:?}");
+        }
+    }
 
     #[test]
     fn sleeps_until_the_next_due_time_or_the_interval() {

@@ -25,7 +25,7 @@ pub enum Error {
     NotACluster { path: PathBuf },
 
     #[error(
-        "another service is running on the data directory {}: stop it, set another REPRISE_DATA_DIR and PORT, or let both use one server through DATABASE_URL",
+        "another service holds the data directory {}, and its PostgreSQL does not answer: stop it, or set another REPRISE_DATA_DIR",
         path.display()
     )]
     Locked { path: PathBuf },

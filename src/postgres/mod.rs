@@ -8,6 +8,7 @@ mod binaries;
 mod cluster;
 mod error;
 mod fetch;
+mod joined;
 mod log;
 mod package;
 mod place;
@@ -22,6 +23,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 pub use error::Error;
+pub use joined::{Joined, Private};
 
 use place::Place;
 use server::Server;
@@ -70,7 +72,10 @@ impl Embedded {
     /// Finds binaries, makes the cluster on the first run, starts the server
     /// and returns once it accepts connections.
     pub async fn start(settings: Settings) -> Result<Self, Error> {
-        let place = Place::settle(&settings.data_dir).await?;
+        Self::start_in(Place::settle(&settings.data_dir).await?, settings).await
+    }
+
+    async fn start_in(place: Place, settings: Settings) -> Result<Self, Error> {
         cluster::tidy(&place.dir);
         let cluster_major = cluster::major(&place.cluster())?;
         let binaries = binaries::locate(&settings, &place, cluster_major).await?;
@@ -79,7 +84,7 @@ impl Embedded {
         }
         let data_dir = place.dir.clone();
         let socket_dir = place.socket_dir().await?;
-        let url = connection_url(&socket_dir);
+        let url = connection_url(&socket_dir, PORT);
         let version = binaries.version.clone();
 
         let mut server = Server::new(place, binaries, socket_dir.clone(), &settings)?;
@@ -147,9 +152,9 @@ impl Embedded {
 
 /// The port and the TLS mode are spelled out because clients otherwise take
 /// them from `PGPORT` and `PGSSLMODE`, which concern some other server.
-fn connection_url(socket_dir: &Path) -> String {
+fn connection_url(socket_dir: &Path, port: u16) -> String {
     format!(
-        "postgres://postgres@localhost:{PORT}/postgres?host={}&sslmode=disable",
+        "postgres://postgres@localhost:{port}/postgres?host={}&sslmode=disable",
         percent_encode(&socket_dir.to_string_lossy())
     )
 }
@@ -176,7 +181,7 @@ mod tests {
     #[test]
     fn the_url_encodes_the_socket_directory() {
         assert_eq!(
-            connection_url(Path::new("/tmp/a b&c=ü")),
+            connection_url(Path::new("/tmp/a b&c=ü"), 5432),
             "postgres://postgres@localhost:5432/postgres?host=%2Ftmp%2Fa%20b%26c%3D%C3%BC&sslmode=disable"
         );
     }

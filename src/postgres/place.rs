@@ -138,7 +138,7 @@ pub fn open_own(dir: &Path, name: &str) -> io::Result<File> {
     Ok(created)
 }
 
-fn cluster_in(dir: &Path) -> PathBuf {
+pub fn cluster_in(dir: &Path) -> PathBuf {
     dir.join("pgdata")
 }
 

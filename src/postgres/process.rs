@@ -5,30 +5,43 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use tokio::process::Command;
 
-/// The two facts of interest in a `postmaster.pid`.
+/// The facts of interest in a `postmaster.pid`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PidFile {
     pub pid: i32,
     pub ready: bool,
+    /// Known once the server listens.
+    pub socket: Option<Socket>,
+}
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Socket {
+    pub dir: PathBuf,
+    pub port: u16,
 }
 
 impl PidFile {
     /// Understands the file also while it is being written; `None` when there
     /// is no process number in it.
     pub fn parse(text: &str) -> Option<Self> {
-        let mut lines = text.lines();
-        let pid = lines.next()?.trim().parse().ok().filter(|&pid| pid > 0)?;
         // Process, data directory, start time, port, socket directory, listen
         // address and shared memory come before the status.
-        let ready = lines.nth(6).is_some_and(|status| status.trim() == "ready");
-        Some(Self { pid, ready })
+        let lines: Vec<&str> = text.lines().collect();
+        let pid = lines.first()?.trim().parse().ok().filter(|&pid| pid > 0)?;
+        let socket = || {
+            let (port, dir) = (lines.get(3)?.trim().parse().ok()?, PathBuf::from(lines.get(4)?));
+            dir.is_absolute().then_some(Socket { dir, port })
+        };
+        let ready = lines.get(7).is_some_and(|status| status.trim() == "ready");
+        Some(Self { pid, ready, socket: socket() })
     }
 }
 
@@ -111,14 +124,15 @@ mod tests {
 
     #[test]
     fn a_ready_server_is_recognised() {
-        assert_eq!(PidFile::parse(FILE), Some(PidFile { pid: 4711, ready: true }));
+        let socket = Some(Socket { dir: "/tmp/reprise-0".into(), port: 5432 });
+        assert_eq!(PidFile::parse(FILE), Some(PidFile { pid: 4711, ready: true, socket }));
     }
 
     #[test]
     fn a_server_is_not_ready_while_it_starts_or_writes_the_file() {
         let starting = FILE.replace("ready   ", "starting");
         assert!(!PidFile::parse(&starting).expect("a number").ready);
-        assert!(!PidFile::parse("4711\n/srv/pgdata\n").expect("a number").ready);
+        assert_eq!(PidFile::parse("4711\n/srv/pgdata\n"), Some(PidFile { pid: 4711, ready: false, socket: None }));
     }
 
     #[test]

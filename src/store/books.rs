@@ -9,7 +9,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::settle::Sums;
-use super::{Actor, Error, Patience, Result, Session, Store, Tx, lock, transitions};
+use super::{Actor, Error, Patience, Result, Session, Store, Tx, derived, lock, transitions};
 use crate::domain::lifecycle::{Event, decide};
 
 /// What is compared.
@@ -25,10 +25,12 @@ pub enum Book {
     Waiting,
     /// All tasks by status.
     Totals,
+    /// Columns that repeat what other columns say, for an index.
+    Derived,
 }
 
 impl Book {
-    pub const ALL: [Book; 5] = [Book::Slots, Book::Parkings, Book::Batches, Book::Waiting, Book::Totals];
+    pub const ALL: [Book; 6] = [Book::Slots, Book::Parkings, Book::Batches, Book::Waiting, Book::Totals, Book::Derived];
 
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -37,26 +39,28 @@ impl Book {
             Book::Batches => "batches",
             Book::Waiting => "waiting",
             Book::Totals => "totals",
+            Book::Derived => "derived",
         }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Entry {
+pub(super) enum Entry {
     Slot(i64),
     Parking(i64),
     Batch(Uuid),
     Task(Uuid),
     Totals,
+    Derived(Uuid),
 }
 
-/// A counter that is wrong.
+/// A counter, or a derived column, that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub book: Book,
-    entry: Entry,
-    says: String,
-    is: String,
+    pub(super) entry: Entry,
+    pub(super) says: String,
+    pub(super) is: String,
 }
 
 impl Display for Difference {
@@ -64,7 +68,9 @@ impl Display for Difference {
         let Difference { book, says, is, .. } = self;
         match &self.entry {
             Entry::Slot(id) | Entry::Parking(id) => write!(f, "{}: {id}: says {says}, is {is}", book.as_str()),
-            Entry::Batch(id) | Entry::Task(id) => write!(f, "{}: {id}: says {says}, is {is}", book.as_str()),
+            Entry::Batch(id) | Entry::Task(id) | Entry::Derived(id) => {
+                write!(f, "{}: {id}: says {says}, is {is}", book.as_str())
+            }
             Entry::Totals => write!(f, "{}: says {says}, is {is}", book.as_str()),
         }
     }
@@ -79,26 +85,21 @@ pub enum Extent {
     All,
 }
 
-impl Extent {
-    /// How long looking may take. Large tables are read whole.
-    pub fn limit(self) -> Duration {
-        match self {
-            Extent::Alive => Duration::from_secs(15 * 60),
-            Extent::All => Duration::from_secs(60 * 60),
-        }
-    }
-}
-
-/// Compares everything in one snapshot; at most a thousand differences of a kind.
-pub async fn examine(store: &Store, extent: Extent) -> Result<Vec<Difference>> {
+/// Compares everything in one snapshot; at most a thousand differences of a kind. The server gives up after `limit`.
+pub async fn examine(store: &Store, extent: Extent, limit: Duration) -> Result<Vec<Difference>> {
     store
-        .snapshot(extent.limit(), async |tx| {
-            let mut found = slots(tx).await?;
-            found.extend(parkings(tx).await?);
-            found.extend(batches(tx, extent).await?);
-            found.extend(waiting(tx).await?);
-            if extent == Extent::All {
-                found.extend(totals(tx).await?);
+        .snapshot(limit, async |tx| {
+            let mut found = Vec::new();
+            for book in Book::ALL {
+                found.extend(match book {
+                    Book::Slots => slots(tx).await?,
+                    Book::Parkings => parkings(tx).await?,
+                    Book::Batches => batches(tx, extent).await?,
+                    Book::Waiting => waiting(tx).await?,
+                    Book::Totals if extent == Extent::Alive => Vec::new(),
+                    Book::Totals => totals(tx).await?,
+                    Book::Derived => derived::examine(tx, extent).await?,
+                });
             }
             Ok(found)
         })
@@ -248,9 +249,12 @@ async fn count_totals(tx: &mut Tx) -> Result<(Vec<i64>, Vec<i64>)> {
     Ok((row.says, row.is))
 }
 
-/// Mends what `examine` has found, each in a transaction of its own.
+/// Mends what `examine` has found: each counter in a transaction of its own, derived columns all at once, in chunks.
 pub async fn mend(store: &Store, found: &[Difference]) -> Result<()> {
-    for difference in found {
+    if found.iter().any(|difference| difference.book == Book::Derived) {
+        derived::mend(store).await?;
+    }
+    for difference in found.iter().filter(|difference| difference.book != Book::Derived) {
         store.retrying(Patience::Long, |session| mend_one(session, &difference.entry)).await?;
     }
     Ok(())
@@ -264,6 +268,7 @@ async fn mend_one(session: Session, entry: &Entry) -> Result<()> {
         Entry::Batch(id) => mend_batch(&mut tx, *id).await?,
         Entry::Task(id) => mend_waiting(&mut tx, *id).await?,
         Entry::Totals => mend_totals(&mut tx).await?,
+        Entry::Derived(_) => {}
     }
     tx.commit().await
 }

@@ -43,14 +43,18 @@ pub struct TaskFilter {
 pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
     let offset = if let Page::Offset(offset) = page { offset } else { 0 };
     let mut query = QueryBuilder::<Postgres>::new(format!("{BASIC}(select id from ("));
-    for (i, way) in ways(store, &filter.statuses).await?.into_iter().enumerate() {
-        query.push(if i == 0 { "(" } else { " union all (" });
-        way.push(&mut query, filter.looks_at_the_specification());
-        if let (Way::InOrder(Status::Failure | Status::Canceled), Some(kind)) = (&way, &filter.kind) {
-            query.push(" and t.kind_hash = hashtext(").push_bind(kind.clone()).push(")");
+    let mut next = "(";
+    for way in ways(store, &filter.statuses).await? {
+        for hash in way.hashes(filter) {
+            query.push(next);
+            next = " union all (";
+            way.push(&mut query, filter.looks_at_the_specification());
+            if let (Some(hash), Some(kind)) = (hash, &filter.kind) {
+                query.push(hash).push_bind(kind.clone()).push(")");
+            }
+            narrow(&mut query, filter, page);
+            query.push(" order by s.id desc limit ").push_bind(limit.saturating_add(offset)).push(")");
         }
-        narrow(&mut query, filter, page);
-        query.push(" order by s.id desc limit ").push_bind(limit.saturating_add(offset)).push(")");
     }
     query.push(") found order by id desc limit ").push_bind(limit).push(" offset ").push_bind(offset);
     // Looked up one by one: planned for any page, tables of some size were joined whole.
@@ -75,6 +79,17 @@ enum Way {
 }
 
 impl Way {
+    /// Where kinds are indexed by a hash: the conditions on it, each for a part of the tasks. An instance from before there
+    /// was a hash, at work beside this one, leaves it 0. The kind itself is compared as well.
+    fn hashes(&self, filter: &TaskFilter) -> &'static [Option<&'static str>] {
+        match self {
+            Way::InOrder(Status::Failure | Status::Canceled) if filter.kind.is_some() => {
+                &[Some(" and t.kind_hash = hashtext("), Some(" and t.kind_hash = 0 and 0 <> hashtext(")]
+            }
+            _ => &[None],
+        }
+    }
+
     /// A status is written out: bound, no partial index would be known to fit.
     fn push(&self, query: &mut QueryBuilder<Postgres>, with_specification: bool) {
         match (self, with_specification) {

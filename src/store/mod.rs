@@ -7,6 +7,7 @@ pub mod create;
 pub mod dead_ends;
 mod dedupe;
 pub mod deferred;
+mod derived;
 mod error;
 pub mod fairness;
 pub mod history;

@@ -1,66 +1,269 @@
-//! Deletes what is old: whole finished batches, a bounded number of rows per transaction.
+//! Deletes finished batches in chunks. A transaction deletes a bounded number of rows, waits for no row lock, and leaves
+//! counters that agree with the rows: a batch of any size goes in as many transactions as it takes, and a kill in between
+//! costs nothing.
 
 use uuid::Uuid;
 
-use super::{Actor, Result, Session};
+use super::settle::Sums;
+use super::{Actor, Result, Session, Tx};
 use crate::domain::status::Status;
 
-/// Deletes the oldest finished batches of more than `days` days, of together about `limit` tasks (one batch at
-/// least), except those with notifications still to be delivered. Answers how many tasks went.
-pub async fn delete_finished(session: &Session, days: u32, limit: i64) -> Result<u64> {
+/// Batches that one look finds. Those that somebody holds are passed over, so there have to be some more behind them.
+const LOOKED_AT: i64 = 1000;
+/// Events, and notifications, that go in a transaction for each task that may go in it. A task that was never retried has
+/// four events at most, most of them shared with others.
+const ROWS_PER_TASK: i64 = 10;
+
+/// What a transaction deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deleted {
+    pub tasks: u64,
+    /// Something was deleted, so there may be more.
+    pub more: bool,
+}
+
+struct Candidate {
+    id: Uuid,
+    total: i64,
+}
+
+/// Deletes up to `limit` tasks of the oldest batches that finished more than `days` days ago, except those with
+/// notifications still to be delivered. A batch of more than `limit` tasks loses its last ones first, so children go
+/// before their parents and whatever is left of it can still be retried.
+pub async fn delete_finished(session: &Session, days: u32, limit: i64) -> Result<Deleted> {
     let mut tx = session.begin(Actor::Loop("retention")).await?;
+    let found = candidates(&mut tx, days).await?;
+    let mut rest = found.as_slice();
+    let mut deleted = Deleted::default();
+    while !rest.is_empty() && !deleted.more {
+        let (together, behind) = rest.split_at(fitting(rest, limit));
+        rest = behind;
+        let ids: Vec<Uuid> = together.iter().map(|batch| batch.id).collect();
+        deleted = delete_some(&mut tx, &ids, days, limit).await?;
+    }
+    tx.commit().await?;
+    Ok(deleted)
+}
+
+/// How many of the first batches have no more than `limit` tasks together; one at least.
+fn fitting(batches: &[Candidate], limit: i64) -> usize {
+    let mut tasks = 0;
+    let fits = |batch: &&Candidate| {
+        tasks += batch.total;
+        tasks <= limit
+    };
+    batches.iter().take_while(fits).count().max(1)
+}
+
+async fn candidates(tx: &mut Tx, days: u32) -> Result<Vec<Candidate>> {
     let now = tx.store.clock().param();
-    let batches: Vec<Uuid> = sqlx::query_scalar!(
-        r#"select id from (
-               select b.id, sum(b.total) over (order by b.completed_at, b.id) - b.total as before
-               from (
-                   select b.id, b.total, b.completed_at from batch b
-                   where b.completed_at < coalesce($1, statement_timestamp()) - make_interval(days => $2)
-                     and not exists (select from outbox o where o.batch_id = b.id and o.status = 'pending')
-                   order by b.completed_at limit 1000 for update skip locked
-               ) b
-           ) b where b.before < $3"#,
+    Ok(sqlx::query_as!(
+        Candidate,
+        r#"select b.id, b.total::bigint as "total!" from batch b
+           where b.completed_at < coalesce($1, statement_timestamp()) - make_interval(days => $2)
+             and not exists (select from outbox o where o.batch_id = b.id and o.status = 'pending' offset 0)
+           order by b.completed_at limit $3"#,
         now,
         i32::try_from(days).unwrap_or(i32::MAX),
+        LOOKED_AT,
+    )
+    .fetch_all(tx.conn().await?)
+    .await?)
+}
+
+async fn delete_some(tx: &mut Tx, batches: &[Uuid], days: u32, limit: i64) -> Result<Deleted> {
+    let free = lock(tx, batches, days).await?;
+    if free.is_empty() {
+        return Ok(Deleted::default());
+    }
+    let chunks = delete_tasks(tx, &free, limit).await?;
+    let rows = delete_history(tx, &free, limit.saturating_mul(ROWS_PER_TASK)).await?;
+    let removed = delete_empty(tx, &free).await?;
+    let mut tasks = 0;
+    let (mut smaller, mut by) = (Vec::new(), Vec::new());
+    for chunk in chunks {
+        let ended = [Status::Success, Status::Failure, Status::Canceled].into_iter().zip(chunk.ended);
+        let mut by_status = [0; 9];
+        for (status, count) in ended {
+            tx.deleted(status, count.into());
+            by_status[status.index()] = -count;
+        }
+        tasks += u64::try_from(chunk.tasks).unwrap_or(0);
+        if removed.binary_search(&chunk.batch_id).is_err() {
+            let Sums { success, failures, expected } = chunk.sums;
+            let sums = Sums { success: -success, failures: -failures, expected: -expected };
+            tx.correct_batch(chunk.batch_id, by_status, sums, false);
+            smaller.push(chunk.batch_id);
+            by.push(chunk.tasks);
+        }
+    }
+    if !smaller.is_empty() {
+        shrink(tx, &smaller, &by).await?;
+    }
+    Ok(Deleted { tasks, more: tasks > 0 || rows > 0 || !removed.is_empty() })
+}
+
+/// Locks those that nobody else holds and that are still to be deleted.
+async fn lock(tx: &mut Tx, batches: &[Uuid], days: u32) -> Result<Vec<Uuid>> {
+    let now = tx.store.clock().param();
+    Ok(sqlx::query_scalar!(
+        "select b.id from batch b join batch_count c on c.batch_id = b.id
+         where b.id = any($1) and b.completed_at < coalesce($2, statement_timestamp()) - make_interval(days => $3)
+         order by b.id for update of b, c skip locked",
+        batches,
+        now,
+        i32::try_from(days).unwrap_or(i32::MAX),
+    )
+    .fetch_all(tx.conn().await?)
+    .await?)
+}
+
+/// What went of a batch.
+struct Chunk {
+    batch_id: Uuid,
+    tasks: i32,
+    /// Success, Failure, Canceled.
+    ended: [i32; 3],
+    sums: Sums,
+}
+
+/// Deletes the last tasks of batches and all that belongs to them. Where somebody holds one of them, or one is alive, the
+/// whole batch is left alone: most likely it is being retried. Rows are looked up by arrays of keys: joined with the chunk,
+/// tables were read whole.
+async fn delete_tasks(tx: &mut Tx, batches: &[Uuid], limit: i64) -> Result<Vec<Chunk>> {
+    let rows = sqlx::query!(
+        r#"with wanted as materialized (
+               select id, batch_id from task_spec where batch_id = any($1) order by batch_id desc, id desc limit $2
+           ), held as materialized (
+               select t.id, t.status, t.success, t.failures, t.expected_count
+               from wanted w join task_spec s on s.id = w.id join task t on t.id = w.id for update of s, t skip locked
+           ), busy as materialized (
+               select w.batch_id from wanted w left join held h on h.id = w.id
+               where h.status not in ('success', 'failure', 'canceled')
+                  or h.id is null and exists (select from task t where t.id = w.id)
+           ), gone as materialized (
+               select w.id, w.batch_id, h.status, h.success, h.failures, h.expected_count
+               from wanted w left join held h on h.id = w.id where w.batch_id not in (select batch_id from busy)
+           ),
+           spec as (delete from task_spec where id = any(array(select id from gone))),
+           task as (delete from task where id = any(array(select id from gone))),
+           link as (
+               delete from link where parent_id = any(array(select id from gone))
+                                   or child_id = any(array(select id from gone))
+           ),
+           attempt as (delete from attempt where task_id = any(array(select id from gone))),
+           cancel as (delete from cancel_action where task_id = any(array(select id from gone)))
+           select batch_id, count(*)::int as "tasks!",
+                  count(*) filter (where status = 'success')::int as "success!",
+                  count(*) filter (where status = 'failure')::int as "failure!",
+                  count(*) filter (where status = 'canceled')::int as "canceled!",
+                  coalesce(sum(success), 0)::bigint as "sum_success!",
+                  coalesce(sum(failures), 0)::bigint as "sum_failures!",
+                  coalesce(sum(expected_count), 0)::bigint as "sum_expected!"
+           from gone group by batch_id"#,
+        batches,
         limit,
     )
     .fetch_all(tx.conn().await?)
     .await?;
+    let chunks = rows.into_iter().map(|row| Chunk {
+        batch_id: row.batch_id,
+        tasks: row.tasks,
+        ended: [row.success, row.failure, row.canceled],
+        sums: Sums { success: row.sum_success, failures: row.sum_failures, expected: row.sum_expected },
+    });
+    Ok(chunks.collect())
+}
+
+/// Deletes events and notifications of batches that have no tasks any more. While there are some, they can be retried,
+/// and an event tells of many tasks.
+async fn delete_history(tx: &mut Tx, batches: &[Uuid], limit: i64) -> Result<i64> {
+    Ok(sqlx::query_scalar!(
+        r#"with empty as materialized (
+               select b.id from unnest($1::uuid[]) b(id)
+               where not exists (select from task_spec s where s.batch_id = b.id offset 0)
+           ), event as (
+               delete from event where seq = any(array(
+                   select e.seq from event e where e.batch_id = any(array(select id from empty)) limit $2
+                   for update skip locked))
+               returning 1
+           ), sent as (
+               delete from outbox where id = any(array(
+                   select o.id from outbox o
+                   where o.batch_id = any(array(select id from empty)) and o.status <> 'pending' limit $2
+                   for update skip locked))
+               returning 1
+           )
+           select (select count(*) from event) + (select count(*) from sent) as "rows!""#,
+        batches,
+        limit,
+    )
+    .fetch_one(tx.conn().await?)
+    .await?)
+}
+
+/// Deletes the batches of which nothing is left, and answers which those are, in the order of their ids. `offset 0` makes
+/// each question a look into an index, also if the plan was made while the tables were nearly empty.
+async fn delete_empty(tx: &mut Tx, batches: &[Uuid]) -> Result<Vec<Uuid>> {
+    let mut removed = sqlx::query_scalar!(
+        r#"with batch as (
+               delete from batch b where b.id = any($1)
+                 and not exists (select from task_spec s where s.batch_id = b.id offset 0)
+                 and not exists (select from event e where e.batch_id = b.id offset 0)
+                 and not exists (select from outbox o where o.batch_id = b.id offset 0)
+               returning b.id
+           )
+           delete from batch_count c using batch b where c.batch_id = b.id returning c.batch_id"#,
+        batches,
+    )
+    .fetch_all(tx.conn().await?)
+    .await?;
+    removed.sort_unstable();
+    Ok(removed)
+}
+
+async fn shrink(tx: &mut Tx, batches: &[Uuid], by: &[i32]) -> Result<()> {
     sqlx::query!(
-        "delete from retry_stat where bucket < coalesce($1, statement_timestamp()) - make_interval(days => $2)",
-        now,
-        i32::try_from(days).unwrap_or(i32::MAX),
+        "update batch b set total = b.total - u.tasks from unnest($1::uuid[], $2::int[]) u(id, tasks) where b.id = u.id",
+        batches,
+        by,
     )
     .execute(tx.conn().await?)
     .await?;
-    if batches.is_empty() {
-        tx.commit().await?;
-        return Ok(0);
-    }
-    let tasks = sqlx::query!(
-        r#"with spec as (delete from task_spec where batch_id = any($1) returning id),
-           task as (delete from task t using spec s where t.id = s.id returning t.status),
-           below as (delete from link l using spec s where l.parent_id = s.id),
-           above as (
-               delete from link l using spec s
-               where l.child_id = s.id and not exists (select from spec p where p.id = l.parent_id)
-           ),
-           attempt as (delete from attempt a using spec s where a.task_id = s.id),
-           cancel as (delete from cancel_action c using spec s where c.task_id = s.id),
-           event as (delete from event where batch_id = any($1)),
-           sent as (delete from outbox where batch_id = any($1)),
-           counts as (delete from batch_count where batch_id = any($1)),
-           batch as (delete from batch where id = any($1))
-           select count(*) filter (where status = 'success') as "success!",
-                  count(*) filter (where status = 'failure') as "failure!",
-                  count(*) filter (where status = 'canceled') as "canceled!" from task"#,
-        &batches,
+    Ok(())
+}
+
+/// Deletes up to `limit` rows of statistics of more than `days` days ago.
+pub async fn forget_stats(session: &Session, days: u32, limit: i64) -> Result<u64> {
+    let mut tx = session.begin(Actor::Loop("retention")).await?;
+    let now = tx.store.clock().param();
+    let forgotten = sqlx::query!(
+        "delete from retry_stat where ctid = any(array(
+             select ctid from retry_stat where bucket < coalesce($1, statement_timestamp()) - make_interval(days => $2)
+             order by bucket limit $3 for update skip locked))",
+        now,
+        i32::try_from(days).unwrap_or(i32::MAX),
+        limit,
     )
-    .fetch_one(tx.conn().await?)
-    .await?;
-    tx.deleted(Status::Success, tasks.success);
-    tx.deleted(Status::Failure, tasks.failure);
-    tx.deleted(Status::Canceled, tasks.canceled);
+    .execute(tx.conn().await?)
+    .await?
+    .rows_affected();
     tx.commit().await?;
-    Ok(u64::try_from(tasks.success + tasks.failure + tasks.canceled).unwrap_or(0))
+    Ok(forgotten)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_batches_go_together_and_large_ones_alone() {
+        let batches = |totals: &[i64]| -> Vec<Candidate> {
+            totals.iter().map(|total| Candidate { id: Uuid::nil(), total: *total }).collect()
+        };
+        assert_eq!(fitting(&batches(&[4, 5, 1, 1]), 10), 3);
+        assert_eq!(fitting(&batches(&[11, 1]), 10), 1);
+        assert_eq!(fitting(&batches(&[1, 11]), 10), 1);
+        assert_eq!(fitting(&batches(&[0, 0, 10]), 10), 3);
+    }
 }

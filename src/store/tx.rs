@@ -3,7 +3,6 @@
 //! the statistics, the completion of batches, and after the commit the wake-ups and the metrics. Nobody can forget one of them.
 
 use std::collections::{BTreeSet, HashMap};
-
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};

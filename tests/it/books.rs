@@ -1,5 +1,8 @@
 //! The doctor: finds counters that are wrong, and mends them.
 
+use std::time::Duration;
+
+use reprise::store::books::{self, Extent};
 use serde_json::json;
 
 use crate::support::instance::command;
@@ -31,7 +34,7 @@ async fn all_is_well() {
     let (f, _) = busy().await;
     let (ok, said) = doctor(&f, &[]);
     assert!(ok, "{said}");
-    assert_eq!(said.matches(" ok").count(), 5, "{said}");
+    assert_eq!(said.matches(" ok").count(), 6, "{said}");
 }
 
 #[tokio::test]
@@ -46,12 +49,14 @@ async fn every_difference_is_found_and_mended() {
         ("waiting", "update task set wait_count = 5 where status = 'waiting'"),
         ("waiting", "update task set wait_count = 0 where status = 'waiting'"),
         ("totals", "update status_count set running = running + 1"),
+        ("derived", "update task set kind_hash = 7 where status = 'waiting'"),
+        ("derived", "update task_spec set timeout_secs = 7 where kind = 'c'"),
     ] {
         let (f, ids) = busy().await;
         f.db.execute(damage).await;
         let (ok, said) = doctor(&f, &[]);
         assert!(!ok && said.contains(&format!("{book:<9} 1 wrong")), "{damage}: {said}");
-        assert_eq!(said.matches(" ok").count(), 4, "{damage}: {said}");
+        assert_eq!(said.matches(" ok").count(), 5, "{damage}: {said}");
         let (ok, said) = doctor(&f, &["--fix"]);
         assert!(ok && said.contains("mended"), "{damage}: {said}");
         f.db.assert_books_balance().await;
@@ -77,6 +82,19 @@ async fn a_child_that_was_forgotten_moves_on() {
     let child = f.api.task(&ids[2]).await;
     assert_eq!((text(&child["status"]), text(&child["failure_type"])), ("Failure".into(), "dependency".into()));
     f.db.assert_books_balance().await;
+}
+
+/// The doctor has hours, and whatever it asked the server for ends with it.
+#[tokio::test]
+async fn looking_has_a_limit_of_its_own() {
+    let f = Fixture::new().await;
+    let mut holder = f.db.pool.begin().await.unwrap();
+    sqlx::raw_sql("lock table task in access exclusive mode").execute(&mut *holder).await.unwrap();
+    let error = books::examine(&f.store, Extent::All, Duration::from_millis(200)).await.unwrap_err().to_string();
+    assert!(error.contains("statement timeout"), "{error}");
+    holder.rollback().await.unwrap();
+    let slow = f.store.with_limit(Duration::from_millis(1));
+    assert_eq!(books::examine(&slow, Extent::All, Duration::from_secs(60)).await.unwrap(), []);
 }
 
 #[tokio::test]

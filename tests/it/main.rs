@@ -32,3 +32,4 @@ mod silence;
 mod start;
 mod sums;
 mod support;
+mod upgrades;

@@ -1,8 +1,15 @@
-//! What is old and finished goes, whole; nothing else does.
+//! What is old and finished goes, in chunks; nothing else does.
 
-use serde_json::json;
+use std::time::Duration;
 
-use crate::support::{Fixture, Receiver, Reply};
+use reprise::loops::retention::Retention;
+use reprise::loops::runner::Loop;
+use reprise::store::books::{self, Extent};
+use reprise::store::retention::{Deleted, delete_finished, forget_stats};
+use serde_json::{Value, json};
+use sqlx::AssertSqlSafe;
+
+use crate::support::{Fixture, Receiver, Reply, text};
 
 #[tokio::test]
 async fn only_old_finished_and_told_batches_are_deleted() {
@@ -49,4 +56,177 @@ async fn only_old_finished_and_told_batches_are_deleted() {
     assert_eq!(f.clean_up(7).await, 1, "given up is told");
     assert_eq!(f.db.number("select count(*) from outbox").await, 0);
     f.db.assert_books_balance().await;
+}
+
+/// A finished batch of that many tasks: a chain if `chained`, all failed by hand otherwise.
+async fn finished(f: &Fixture, tasks: usize, chained: bool) -> Vec<String> {
+    let task = |n: usize| {
+        let parents = if chained && n > 0 { json!([{"id": (n - 1).to_string()}]) } else { json!([]) };
+        json!({"id": n.to_string(), "name": "n", "kind": "k", "expected_count": 7,
+               "dependencies": parents})
+    };
+    let ids = f.api.create(&(0..tasks).map(task).collect()).await;
+    for id in &ids {
+        f.claim().await;
+        assert_eq!(f.api.put(&format!("/task/{id}"), &json!({"new_success": 3, "new_failures": 1})).await.status, 202);
+        let ended = if chained { f.api.succeed(id).await } else { f.api.fail(id).await };
+        assert_eq!(ended.status, 200);
+    }
+    ids
+}
+
+async fn assert_doctor_is_content(f: &Fixture) {
+    let found = books::examine(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();
+    assert_eq!(found, []);
+    f.db.assert_books_balance().await;
+}
+
+const TABLES: [&str; 8] = ["task", "task_spec", "link", "attempt", "event", "outbox", "batch_count", "batch"];
+
+async fn assert_nothing_left(f: &Fixture) {
+    for table in TABLES {
+        assert_eq!(f.db.number(&format!("select count(*) from {table}")).await, 0, "{table}");
+    }
+}
+
+#[tokio::test]
+async fn a_large_batch_goes_in_chunks_that_leave_the_counters_right() {
+    let f = Fixture::new().await;
+    let ids = finished(&f, 10, true).await;
+    f.advance(8 * 86_400);
+    for left in [7, 4, 1] {
+        let deleted = delete_finished(&f.store, 7, 3).await.unwrap();
+        assert_eq!(deleted, Deleted { tasks: 3, more: true });
+        assert_doctor_is_content(&f).await;
+        // Children before parents.
+        assert_eq!(f.api.get(&format!("/task/{}", ids[left])).await.status, 404);
+        let last = f.api.task(&ids[left - 1]).await;
+        let batch = f.api.get(&format!("/batch/{}", text(&last["batch_id"]))).await.body;
+        let left = i64::try_from(left).unwrap();
+        assert_eq!((&batch["total_tasks"], &batch["total_success"]), (&json!(left), &json!(left * 3)));
+        assert_eq!((&batch["total_expected"], &batch["status_counts"]["success"]), (&json!(left * 7), &json!(left)));
+        assert_eq!(f.db.number("select count(*) from link").await, left - 1);
+    }
+    assert_eq!(delete_finished(&f.store, 7, 3).await.unwrap().tasks, 1);
+    // What there is of history goes in chunks, too: with one task at a time, ten events at a time.
+    while delete_finished(&f.store, 7, 1).await.unwrap().more {
+        assert_doctor_is_content(&f).await;
+    }
+    assert_nothing_left(&f).await;
+    assert_doctor_is_content(&f).await;
+}
+
+#[tokio::test]
+async fn history_goes_in_chunks_once_the_tasks_are_gone() {
+    let f = Fixture::new().await;
+    finished(&f, 2, true).await;
+    f.db.execute(
+        "insert into event (at, batch_id, to_status, cause, actor, instance, run, attempt, task_ids)
+         select at, batch_id, to_status, cause, actor, instance, run, attempt, '{}' from event, generate_series(1, 45)
+         where seq = (select min(seq) from event)",
+    )
+    .await;
+    let events = f.db.number("select count(*) from event").await;
+    f.advance(8 * 86_400);
+    assert_eq!(delete_finished(&f.store, 7, 1).await.unwrap().tasks, 1);
+    assert_eq!(f.db.number("select count(*) from event").await, events, "a task that is left keeps its trail");
+    for left in (0..=(events - 1) / 10).rev() {
+        assert!(delete_finished(&f.store, 7, 1).await.unwrap().more);
+        assert_eq!(f.db.number("select count(*) from batch").await, left.min(1));
+    }
+    assert_nothing_left(&f).await;
+}
+
+#[tokio::test]
+async fn chunks_become_smaller_until_one_can_be_deleted() {
+    let f = Fixture::new().await;
+    let large: Vec<Value> = (0..300).map(|n| json!({"name": n.to_string(), "kind": "k"})).collect();
+    for tasks in [json!(large), json!([{"name": "n", "kind": "k"}])] {
+        let ids = f.api.create(&tasks).await;
+        let batch = text(&f.api.task(&ids[0]).await["batch_id"]);
+        assert_eq!(f.api.delete(&format!("/batch/{batch}")).await.status, 200);
+        f.advance(60);
+    }
+    f.advance(8 * 86_400);
+    // In place of a database for which more would take too long.
+    f.db.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin
+             if (select count(*) from gone) > 100 then raise 'too many'; end if; return null; end $$;
+         create trigger refuse after delete on task referencing old table as gone for each statement
+             execute function refuse()",
+    )
+    .await;
+    let retention = Retention::new(f.store.clone(), 7, Duration::from_secs(86_400));
+    let mut failed = 0;
+    loop {
+        match retention.tick().await {
+            Ok(tick) if !tick.more => break,
+            Ok(_) => assert_doctor_is_content(&f).await,
+            Err(_) => failed += 1,
+        }
+        assert!(failed < 100, "a batch that is too large for a transaction can be deleted");
+    }
+    assert_nothing_left(&f).await;
+}
+
+#[tokio::test]
+async fn a_batch_that_somebody_holds_is_passed_over() {
+    for held in ["task", "task_spec", "batch_count", "batch"] {
+        let f = Fixture::new().await;
+        let first = finished(&f, 3, true).await;
+        f.advance(60);
+        let second = finished(&f, 3, true).await;
+        f.advance(8 * 86_400);
+        let column = if held == "batch_count" { "batch_id" } else { "id" };
+        let id =
+            if held.starts_with("task") { first[2].clone() } else { text(&f.api.task(&first[0]).await["batch_id"]) };
+        let mut holder = f.db.pool.begin().await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(format!("select from {held} where {column} = '{id}' for update")))
+            .execute(&mut *holder)
+            .await
+            .unwrap();
+        // One at a time, so that both batches are large.
+        for limit in [1, 1, 5000] {
+            assert!(delete_finished(&f.store, 7, limit).await.unwrap().tasks > 0, "{held} is waited for");
+        }
+        assert!(!delete_finished(&f.store, 7, 5000).await.unwrap().more, "{held}");
+        assert_eq!(f.api.status(&first[2]).await, "Success");
+        assert_eq!(f.api.get(&format!("/task/{}", second[0])).await.status, 404);
+        assert_doctor_is_content(&f).await;
+        holder.rollback().await.unwrap();
+        assert_eq!(delete_finished(&f.store, 7, 5000).await.unwrap(), Deleted { tasks: 3, more: true });
+        assert_nothing_left(&f).await;
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_comes_back_to_life_is_left_alone() {
+    let f = Fixture::new().await;
+    let ids = finished(&f, 4, false).await;
+    f.advance(8 * 86_400);
+    assert_eq!(delete_finished(&f.store, 7, 2).await.unwrap().tasks, 2);
+    assert_eq!(f.api.post(&format!("/task/{}/retry", ids[0]), &json!({})).await.status, 200);
+    assert_eq!(delete_finished(&f.store, 7, 2).await.unwrap(), Deleted::default());
+    assert_doctor_is_content(&f).await;
+    f.claim().await;
+    f.api.succeed(&ids[0]).await;
+    assert_doctor_is_content(&f).await;
+    f.advance(8 * 86_400);
+    while delete_finished(&f.store, 7, 1).await.unwrap().more {
+        assert_doctor_is_content(&f).await;
+    }
+    assert_nothing_left(&f).await;
+}
+
+#[tokio::test]
+async fn statistics_go_in_chunks() {
+    let f = Fixture::new().await;
+    f.db.execute(
+        "insert into retry_stat (bucket, kind, attempt, failure_type, shard)
+         select '2025-12-01', 'k' || n, 0, '', 0 from generate_series(1, 7000) n",
+    )
+    .await;
+    assert_eq!(forget_stats(&f.store, 7, 5000).await.unwrap(), 5000);
+    f.clean_up(7).await;
+    assert_eq!(f.db.number("select count(*) from retry_stat").await, 0);
 }

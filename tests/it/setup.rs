@@ -1,5 +1,6 @@
 //! From nothing to a running service, and back after every kind of end.
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::Output;
 
@@ -55,9 +56,6 @@ async fn a_postgres_of_its_own_survives_every_end() {
     }
     assert_eq!(first.api.put(&format!("/task/{}", ids[0]), &json!({"new_success": 5})).await.status, 202);
 
-    let second = refusal(&run(&dir.settings(), &[]));
-    assert!(second.contains(dir.0.to_str().unwrap()), "a second start is told why: {second}");
-
     first.kill();
     let third = Instance::spawn(command(&dir.settings()));
     assert_eq!(third.api.task(&ids[0]).await["success"], 5, "after kill -9 of the service");
@@ -75,6 +73,67 @@ async fn a_postgres_of_its_own_survives_every_end() {
     assert_eq!(fourth.api.status(&ids[0]).await, "Success", "after kill -9 of both");
     assert_eq!(fourth.api.status(&ids[1]).await, "Running");
     assert!(fourth.terminate().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_comes_second_uses_the_postgres_that_is_there() {
+    let dir = Dir::new("shared");
+    let first = Instance::spawn(command(&dir.settings()));
+    let ids = first.api.create(&json!([{"name": "a", "kind": "k", "timeout": 3600}])).await;
+    first.api.wait_for(&ids[0], "Running").await;
+    let server = server_of(&dir).unwrap();
+
+    for args in [["doctor"], ["migrate"]] {
+        let output = run(&dir.settings(), &args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    }
+    let said = greeting(&dir);
+    assert!(said.contains(dir.0.to_str().unwrap()) && said.contains("of another instance"), "{said}");
+
+    let log = dir.0.join("second.log");
+    let mut second = command(&dir.settings());
+    second.stderr(std::fs::File::create(&log).unwrap());
+    let second = Instance::spawn(second);
+    assert_eq!(second.api.status(&ids[0]).await, "Running");
+    assert_eq!(server_of(&dir), Some(server), "nobody has started another one");
+
+    // The server goes with its owner, and the other one says so.
+    assert!(first.terminate().success());
+    eventually("no database", async || (second.api.get("/ready").await.status == 503).then_some(())).await;
+    assert_eq!(second.api.get("/health").await.status, 200);
+    let said =
+        async || Some(()).filter(|()| std::fs::read_to_string(&log).unwrap().contains("has ended with the instance"));
+    eventually("a line in the log", said).await;
+
+    let owner = Instance::spawn(command(&dir.settings()));
+    eventually("the database", async || (second.api.get("/ready").await.status == 200).then_some(())).await;
+    assert_eq!(second.api.succeed(&ids[0]).await.status, 200);
+    assert!(second.terminate().success());
+    assert_eq!(owner.api.status(&ids[0]).await, "Success", "who has joined a server does not stop it");
+}
+
+/// What an instance says when it is ready.
+fn greeting(dir: &Dir) -> String {
+    let mut child = command(&dir.settings()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let said: Vec<String> = lines.take_while(|line| !line.starts_with("Try")).collect();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    said.join("\n")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_that_start_at_once_share_a_new_postgres() {
+    let dir = Dir::new("at-once");
+    let path = dir.0.clone();
+    let start = move || {
+        let settings = [("REPRISE_DATA_DIR", path.to_str().unwrap()), ("PORT", "0"), ("RUST_LOG", "warn")];
+        Instance::spawn(command(&settings))
+    };
+    let both = (tokio::task::spawn_blocking(start.clone()), tokio::task::spawn_blocking(start));
+    let (one, other) = (both.0.await.unwrap(), both.1.await.unwrap());
+    let ids = one.api.create(&json!([{"name": "a", "kind": "k"}])).await;
+    other.api.wait_for(&ids[0], "Running").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -103,9 +103,13 @@ async fn batches_from_before_are_summed_up_by_the_migration() {
     f.api.put(&format!("/task/{}", ids[0]), &json!({"new_success": 2, "new_failures": 1})).await;
     batch_of(&f, &json!([{"name": "c", "kind": "k"}])).await;
     f.db.execute(
-        "alter table batch_count drop column total_success, drop column total_failures, drop column total_expected",
+        "drop view batch_counts;
+         alter table batch_count drop column total_success, drop column total_failures, drop column total_expected",
     )
     .await;
     f.db.execute(include_str!("../../migrations/0014_batch_sums.sql")).await;
+    // What came later stands on these columns.
+    let later = include_str!("../../migrations/0018_deferred_counts.sql");
+    f.db.execute(&later[later.find("create view").unwrap()..]).await;
     f.db.assert_books_balance().await;
 }

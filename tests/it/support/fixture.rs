@@ -163,10 +163,7 @@ impl Fixture {
     }
 
     pub async fn clean_up(&self, days: u32) -> u64 {
-        Retention { store: self.store.clone(), days, idempotency_ttl: Duration::from_secs(86_400) }
-            .tick()
-            .await
-            .unwrap()
-            .processed
+        let retention = Retention::new(self.store.clone(), days, Duration::from_secs(86_400));
+        retention.tick().await.unwrap().processed
     }
 }

@@ -1,0 +1,155 @@
+//! Old beside new: what instances of the version before do on the newest tables, and what they leave out.
+//!
+//! `previous_statements.sql` holds the statements of the version that runs everywhere before the newest migrations are
+//! released. `tests/previous_statements` writes it from a revision; do so after a release that has migrations.
+
+use reprise::store::books::{self, Extent};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Executor, SqlSafeStr};
+use std::time::Duration;
+use uuid::Uuid;
+
+use crate::support::instance::command;
+use crate::support::{Fixture, text};
+
+fn statements() -> Vec<&'static str> {
+    include_str!("previous_statements.sql").split("---- statement\n").skip(1).map(str::trim).collect()
+}
+
+/// The one statement that has all of this in it.
+fn statement(words: &[&str]) -> &'static str {
+    let found: Vec<_> = statements().into_iter().filter(|sql| words.iter().all(|word| sql.contains(word))).collect();
+    assert_eq!(found.len(), 1, "{words:?}");
+    found[0]
+}
+
+/// Runs a statement of the version before with values as text, of whatever types it wants.
+async fn run(f: &Fixture, words: &[&str], values: &[&str]) {
+    let values: Vec<String> = values
+        .iter()
+        .map(|value| if *value == "null" { "null".into() } else { format!("'{}'", value.replace('\'', "''")) })
+        .collect();
+    let sql = format!("prepare old as {}; execute old({}); deallocate old", statement(words), values.join(", "));
+    f.db.execute(&sql).await;
+}
+
+#[tokio::test]
+async fn every_statement_of_the_version_before_can_be_prepared() {
+    let f = Fixture::new().await;
+    assert!(statements().len() > 100);
+    let mut failed = Vec::new();
+    for sql in statements() {
+        let mut connection = f.db.pool.acquire().await.unwrap();
+        if let Err(error) = (&mut *connection).prepare(AssertSqlSafe(sql).into_sql_str()).await {
+            failed.push(format!("{error}: {sql}"));
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+/// A batch of one task, as an instance of the version before creates it.
+async fn created_by_the_version_before(f: &Fixture) -> (Uuid, Uuid) {
+    let (batch, task) = (Uuid::now_v7(), Uuid::now_v7());
+    let now = "2026-01-01T00:00:00Z";
+    let list = |value: &dyn std::fmt::Display| format!("{{{value}}}");
+    let (batches, tasks) = (list(&batch), list(&task));
+    run(
+        f,
+        &["insert into batch (", "insert into batch_count"],
+        &[&batches, "{null}", "{null}", r#"{"[\"old\"]"}"#, "{1}", "{null}", "{0}", "{0}", now],
+    )
+    .await;
+    let null = "{null}";
+    let values = [
+        &batches,
+        now,
+        &tasks,
+        "{pending}",
+        "{0}",
+        "{0}",
+        "{0}",
+        "{300}",
+        null,
+        null,
+        "{n}",
+        "{old}",
+        null,
+        null,
+        null,
+        "{f}",
+        null,
+        "{0}",
+        null,
+        null,
+    ];
+    run(f, &["insert into task_spec", "insert into task ("], &values).await;
+    let mut values = vec!["{}"; 13];
+    let instance = Uuid::now_v7().to_string();
+    values.extend([now, "api", &instance, &tasks, "{1}", "{1}", &batches, "{null}", "{pending}", "{create}"]);
+    values.extend(["{0}", "{0}", "{0,1,0,0,0,0,0,0,0}"]);
+    run(f, &["insert into event", "insert into status_count", "update batch_count"], &values).await;
+    (batch, task)
+}
+
+fn doctor(f: &Fixture, args: &[&str]) -> (bool, String) {
+    let output = command(&[("DATABASE_URL", f.db.url.as_str())]).arg("doctor").args(args).output().unwrap();
+    (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+async fn listed(f: &Fixture, query: &str) -> Vec<String> {
+    let answer = f.api.get(&format!("/task?{query}")).await;
+    let ids = answer.body.as_array().unwrap().iter().map(|task: &Value| text(&task["id"]));
+    ids.collect()
+}
+
+#[tokio::test]
+async fn a_task_of_the_version_before_is_executed_and_mended() {
+    let f = Fixture::new().await;
+    let (_, task) = created_by_the_version_before(&f).await;
+    f.db.assert_books_balance().await;
+    assert!(doctor(&f, &["--fix"]).0, "whatever it left out, the doctor mends");
+    let (ok, said) = doctor(&f, &[]);
+    assert!(ok, "{said}");
+
+    let task = task.to_string();
+    assert_eq!(f.claim().await, 1);
+    assert_eq!(f.api.fail(&task).await.status, 200);
+    f.db.assert_books_balance().await;
+    assert_eq!(listed(&f, "status=Failure&kind=old&timeout=300").await, [task.as_str()]);
+}
+
+/// As a version leaves them that does not know these columns.
+#[tokio::test]
+async fn derived_columns_are_found_and_mended() {
+    let f = Fixture::new().await;
+    let other = f.api.create(&json!([{"name": "n", "kind": "other", "timeout": 300}])).await;
+    let (_, old) = created_by_the_version_before(&f).await;
+    let old = old.to_string();
+    f.claim().await;
+    f.db.execute("update task set kind_hash = default; update task_spec set timeout_secs = default").await;
+    let alive = books::examine(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap();
+    assert_eq!(alive.len(), 2, "{alive:?}");
+    for id in [&old, &other[0]] {
+        assert_eq!(f.api.fail(id).await.status, 200);
+    }
+    assert_eq!(books::examine(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap(), []);
+
+    // Its kind is found without it.
+    assert_eq!(listed(&f, "status=Failure&kind=old").await, [old.as_str()]);
+    assert_eq!(listed(&f, "status=Failure&timeout=300").await.len(), 0);
+    let (ok, said) = doctor(&f, &[]);
+    assert!(!ok && said.contains("derived   2 wrong") && said.contains(&old), "{said}");
+    // A task that somebody holds is waited for by nobody.
+    let mut holder = f.db.pool.begin().await.unwrap();
+    sqlx::query("select from task where id = $1::uuid for update").bind(&old).execute(&mut *holder).await.unwrap();
+    let found = books::examine(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();
+    books::mend(&f.store, &found).await.unwrap();
+    assert_eq!(books::examine(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap().len(), 1);
+    holder.rollback().await.unwrap();
+    let (ok, said) = doctor(&f, &["--fix"]);
+    assert!(ok && said.contains("mended"), "{said}");
+    assert_eq!(f.db.number("select count(*) from task where kind_hash = 0").await, 0);
+    assert_eq!(listed(&f, "status=Failure&timeout=300").await.len(), 2);
+    assert_eq!(listed(&f, "status=Failure&kind=old").await, [old.as_str()]);
+    f.db.assert_books_balance().await;
+}
