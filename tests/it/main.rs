@@ -12,6 +12,7 @@ mod fairness;
 mod faults;
 mod graph;
 mod guard;
+mod held_rows;
 mod history;
 mod idempotency;
 mod instances;
