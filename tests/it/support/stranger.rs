@@ -14,10 +14,14 @@ pub struct Stranger {
 impl Stranger {
     /// Holds what the statement locks, which must be something.
     pub async fn holding(db: &Database, statement: &str) -> Stranger {
+        Stranger::holding_any(db, statement).await.unwrap_or_else(|| panic!("nothing to hold: {statement}"))
+    }
+
+    /// None if there is nothing.
+    pub async fn holding_any(db: &Database, statement: &str) -> Option<Stranger> {
         let mut transaction = db.pool.begin().await.unwrap();
         let done = sqlx::query(AssertSqlSafe(statement.to_owned())).execute(&mut *transaction).await.unwrap();
-        assert!(done.rows_affected() > 0, "nothing to hold: {statement}");
-        Stranger { transaction, since: Instant::now() }
+        (done.rows_affected() > 0).then(|| Stranger { transaction, since: Instant::now() })
     }
 
     pub fn held_for(&self) -> Duration {
