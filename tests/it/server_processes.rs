@@ -1,4 +1,4 @@
-//! Whatever clients do, an instance has no more server processes than POOL_MAX_SIZE and one that listens.
+//! Whatever clients do, an instance has no more server processes than `POOL_MAX_SIZE` and one that listens.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const POOL: usize = 8;
 /// Far longer than the service keeps a transaction.
 const SIEGE: Duration = Duration::from_secs(10);
 
-async fn start(db: &Database) -> Instance {
+fn start(db: &Database) -> Instance {
     Instance::start(&db.url, &[("RUST_LOG", "error"), ("POOL_MAX_SIZE", "8"), ("DATABASE_TIMEOUT_SECS", "2")])
 }
 
@@ -65,7 +65,7 @@ async fn assert_alive(instance: &Instance) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_that_hang_up_on_slow_lists_leave_no_server_processes_behind() {
     let db = Database::new().await;
-    let instance = start(&db).await;
+    let instance = start(&db);
     // None of them has succeeded: whoever asks for those of their kind that have looks at all of them.
     db.execute(
         "insert into batch (id, kinds, total, created_at) values (gen_random_uuid(), '{slow}', 300000, now());
@@ -92,7 +92,7 @@ async fn clients_that_hang_up_on_slow_lists_leave_no_server_processes_behind() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_that_hang_up_while_they_wait_for_a_lock_leave_no_server_processes_behind() {
     let db = Database::new().await;
-    let instance = start(&db).await;
+    let instance = start(&db);
     let created = instance.api.post("/task", &json!([{"name": "n", "kind": "k", "timeout": 3600}])).await;
     let batch = created.headers["x-batch-id"].to_str().unwrap().to_owned();
     let id = created.body[0]["id"].as_str().unwrap().to_owned();
