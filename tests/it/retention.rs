@@ -5,11 +5,23 @@ use std::time::Duration;
 use reprise::loops::retention::Retention;
 use reprise::loops::runner::Loop;
 use reprise::store::books::{self, Extent};
-use reprise::store::retention::{Deleted, delete_finished, forget_stats};
+use reprise::store::retention::{self, Deleted};
+use reprise::store::{Patience, Session, Store};
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
 use crate::support::{Fixture, Receiver, Reply, text};
+
+/// One transaction of the retention loop.
+async fn delete_finished(store: &Store, days: u32, limit: i64) -> reprise::store::Result<Deleted> {
+    let delete = |session: Session| async move { retention::delete_finished(&session, days, limit).await };
+    store.retrying(Patience::Least, delete).await
+}
+
+async fn forget_stats(store: &Store, days: u32, limit: i64) -> reprise::store::Result<u64> {
+    let forget = |session: Session| async move { retention::forget_stats(&session, days, limit).await };
+    store.retrying(Patience::Least, forget).await
+}
 
 #[tokio::test]
 async fn only_old_finished_and_told_batches_are_deleted() {

@@ -112,6 +112,38 @@ impl Database {
             0,
             "every task has a trail"
         );
+        self.assert_dates_follow_each_other().await;
+    }
+
+    /// Nothing ends before it begins, and no event of a task is dated before the one it follows.
+    async fn assert_dates_follow_each_other(&self) {
+        let backward = "select count(*) from attempt where ended_at < started_at";
+        assert_eq!(self.number(backward).await, 0, "attempts that ended before they began");
+        let tasks = "select count(*) from task where started_at < created_at or ended_at < started_at or \
+                     last_updated < created_at";
+        assert_eq!(self.number(tasks).await, 0, "tasks whose dates are not in order");
+        let events = "with e as (select e.at, lag(e.at) over (partition by u.id order by e.seq) as before \
+                      from event e cross join lateral unnest(e.task_ids) u(id)) \
+                      select count(*) from e where at < before";
+        assert_eq!(self.number(events).await, 0, "events that are dated before the one they follow");
+    }
+
+    /// From now on the database notes down whenever `last_updated` of a task goes back.
+    pub async fn watch_last_updated(&self) {
+        self.execute(
+            "create table went_back (id uuid, was timestamptz, is_now timestamptz);
+             create function note_went_back() returns trigger language plpgsql as $$ begin
+                 insert into went_back values (new.id, old.last_updated, new.last_updated);
+                 return null;
+             end $$;
+             create trigger went_back after update on task for each row when (new.last_updated < old.last_updated)
+                 execute function note_went_back()",
+        )
+        .await;
+    }
+
+    pub async fn assert_last_updated_rose(&self) {
+        assert_eq!(self.number("select count(*) from went_back").await, 0, "last_updated went back");
     }
 
     /// Counters that were put aside while somebody held them are brought together, as a loop of the service does.

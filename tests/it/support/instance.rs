@@ -29,19 +29,31 @@ pub fn command(settings: &[(&str, &str)]) -> Command {
 
 impl Instance {
     pub fn start(url: &str, settings: &[(&str, &str)]) -> Instance {
+        Instance::try_start(url, settings).expect("it ended before it was ready")
+    }
+
+    /// None if it ended before it was ready.
+    pub fn try_start(url: &str, settings: &[(&str, &str)]) -> Option<Instance> {
         let mut all = vec![("DATABASE_URL", url), ("PORT", "0"), ("RUST_LOG", "warn"), ("POOL_MAX_SIZE", "10")];
         all.push(("WEBHOOK_ALLOW", LOOPBACK));
         all.extend(settings);
-        Instance::spawn(command(&all))
+        Instance::try_spawn(command(&all))
     }
 
     /// Waits until it says where it listens.
-    pub fn spawn(mut command: Command) -> Instance {
+    pub fn spawn(command: Command) -> Instance {
+        Instance::try_spawn(command).expect("it ended before it was ready")
+    }
+
+    fn try_spawn(mut command: Command) -> Option<Instance> {
         let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         let base = loop {
             let mut line = String::new();
-            assert!(lines.read_line(&mut line).unwrap() > 0, "it ended before it was ready");
+            if lines.read_line(&mut line).unwrap() == 0 {
+                child.wait().unwrap();
+                return None;
+            }
             if let Some(url) = line.trim().strip_prefix("API") {
                 break url.trim().to_owned();
             }
@@ -50,7 +62,11 @@ impl Instance {
         std::thread::spawn(move || {
             let _ = lines.read_to_end(&mut Vec::new());
         });
-        Instance { child, api: Client::new(base) }
+        Some(Instance { child, api: Client::new(base) })
+    }
+
+    pub fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
     }
 
     pub fn kill(mut self) {

@@ -107,7 +107,8 @@ impl Load {
         let retry = json!({"max_retries": 1, "strategy": "immediate", "jitter_ms": 0});
         let task = |id: &str, path: &str, needs: &[&str], retry: &Value| {
             let needs: Vec<Value> = needs.iter().map(|id| json!({"id": id})).collect();
-            json!({"id": id, "name": path, "kind": "k", "on_start": to(path), "on_success": done,
+            // Its worker may have to repeat its report for long.
+            json!({"id": id, "name": path, "kind": "k", "timeout": 3600, "on_start": to(path), "on_success": done,
                    "dependencies": needs, "retry": retry})
         };
         let tasks = json!([
@@ -235,6 +236,13 @@ impl Load {
     /// Nobody is sent to this instance any more.
     pub fn close_door(&self, instance: &Instance) {
         self.0.doors.lock().unwrap().retain(|door| door.base() != instance.api.base());
+    }
+
+    /// Whoever was sent to that address is sent to this instance from now on.
+    pub fn change_door(&self, address: &str, instance: &Instance) {
+        for door in self.0.doors.lock().unwrap().iter_mut().filter(|door| door.base() == address) {
+            *door = instance.api.clone();
+        }
     }
 
     /// Every call of `on_start` by its key: who made it, in order.

@@ -8,6 +8,7 @@ pub mod load;
 pub mod proxy;
 pub mod receiver;
 pub mod server;
+pub mod stranger;
 
 use std::time::{Duration, Instant};
 
@@ -18,9 +19,10 @@ pub use database::Database;
 pub use fixture::Fixture;
 pub use instance::Instance;
 pub use load::Load;
-pub use proxy::Proxy;
+pub use proxy::{Fault, Proxy};
 pub use receiver::{Receiver, Reply};
 pub use server::Server;
+pub use stranger::Stranger;
 
 /// For `WEBHOOK_ALLOW`: where the receivers are.
 pub const LOOPBACK: &str = "127.0.0.0/8,::1";

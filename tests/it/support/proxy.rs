@@ -1,12 +1,40 @@
-//! Something between the service and its database that forgets connections without closing them.
+//! A TCP proxy between an instance and its PostgreSQL that breaks connections as networks do. A fault concerns all
+//! present connections, some of them, the one that next says a given text, or new ones. `heal` ends delays and stalls
+//! and lets new connections work; a connection that was forgotten, or that lost an answer, stays as it is.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, UnixStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::{Database, eventually};
+
+/// How long the server keeps a forgotten connection after its client has closed it: keep-alive ends it then.
+const SERVER_NOTICES: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Accepts everything, passes nothing on and never closes.
+    Forget,
+    /// Holds everything back until the proxy is healed.
+    Stall,
+    /// Closes both ends.
+    Cut,
+    /// Passes everything on, each time that much later.
+    Delay(Duration),
+    /// Passes requests on and drops the answers: nobody hears of a commit.
+    Swallow,
+}
+
+impl Fault {
+    /// Whether a connection with this fault works again when the proxy is healed.
+    fn passes(self) -> bool {
+        matches!(self, Fault::Stall | Fault::Delay(_))
+    }
+}
 
 #[derive(Clone)]
 pub struct Proxy {
@@ -16,25 +44,73 @@ pub struct Proxy {
 
 #[derive(Default)]
 struct State {
-    opened: AtomicUsize,
-    /// Connections up to this one have fallen silent.
-    silent_up_to: AtomicUsize,
-    /// The connection that is to say this next falls silent before it is passed on.
-    trap: Mutex<Option<&'static str>>,
+    lines: Mutex<Vec<Arc<Line>>>,
+    /// What befalls the connection on which somebody says this next.
+    traps: Mutex<Vec<(&'static str, Fault)>>,
+    /// What befalls new connections.
+    new: Mutex<Option<Fault>>,
 }
 
 /// One connection.
 struct Line {
-    number: usize,
-    silent: AtomicBool,
-    state: Arc<State>,
+    fault: watch::Sender<Option<Fault>>,
+    /// Both ends are closed, or to be closed.
+    over: CancellationToken,
+}
+
+impl Line {
+    /// Nothing comes through any more, whatever is healed.
+    fn is_lost(&self) -> bool {
+        self.fault.borrow().is_some_and(|fault| !fault.passes())
+    }
+
+    fn suffer(&self, fault: Fault) {
+        self.fault.send_if_modified(|present| {
+            // What is lost stays lost.
+            let changes = present.is_none_or(Fault::passes);
+            if changes {
+                *present = Some(fault);
+            }
+            changes
+        });
+        if fault == Fault::Cut {
+            self.over.cancel();
+        }
+    }
+}
+
+/// Where the server listens.
+#[derive(Clone)]
+enum Target {
+    Socket(String),
+    Address(String),
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+impl Target {
+    fn of(url: &url::Url) -> Target {
+        let port = url.port().unwrap_or(5432);
+        match url.query_pairs().find(|(name, _)| name == "host") {
+            Some((_, dir)) => Target::Socket(format!("{dir}/.s.PGSQL.{port}")),
+            None => Target::Address(format!("{}:{port}", url.host_str().unwrap_or("localhost"))),
+        }
+    }
+
+    async fn connect(&self) -> std::io::Result<Box<dyn Stream>> {
+        Ok(match self {
+            Target::Socket(path) => Box::new(UnixStream::connect(path).await?),
+            Target::Address(address) => Box::new(TcpStream::connect(address).await?),
+        })
+    }
 }
 
 impl Proxy {
     pub async fn start(db: &Database) -> Proxy {
         let mut url = url::Url::parse(&db.url).unwrap();
-        let dir = url.query_pairs().find(|(name, _)| name == "host").expect("a socket").1.into_owned();
-        let socket = format!("{dir}/.s.PGSQL.{}", url.port().unwrap_or(5432));
+        let target = Target::of(&url);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         url.set_host(Some("127.0.0.1")).unwrap();
         url.set_port(Some(listener.local_addr().unwrap().port())).unwrap();
@@ -43,13 +119,8 @@ impl Proxy {
         let proxy = Proxy { url: url.into(), state: Arc::clone(&state) };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let number = state.opened.fetch_add(1, Ordering::SeqCst) + 1;
-                let line = Arc::new(Line { number, silent: AtomicBool::new(false), state: Arc::clone(&state) });
-                let Ok(server) = UnixStream::connect(&socket).await else { continue };
-                let (from_client, to_client) = client.into_split();
-                let (from_server, to_server) = server.into_split();
-                tokio::spawn(pass(Arc::clone(&line), from_client, to_server));
-                tokio::spawn(pass(line, from_server, to_client));
+                let line = state.accept();
+                tokio::spawn(serve(line, Arc::clone(&state), client, target.clone()));
             }
         });
         proxy
@@ -57,39 +128,173 @@ impl Proxy {
 
     /// The connection on which somebody prepares a statement with this in it falls silent.
     pub fn trap(&self, text: &'static str) {
-        *self.state.trap.lock().unwrap() = Some(text);
+        self.break_saying(Fault::Forget, text);
     }
 
     pub async fn trapped(&self) {
-        eventually("somebody to be trapped", async || self.state.trap.lock().unwrap().is_none().then_some(())).await;
+        eventually("somebody to be trapped", async || self.state.traps.lock().unwrap().is_empty().then_some(())).await;
     }
 
     /// All connections that there are fall silent; new ones work.
     pub fn forget_all(&self) {
-        self.state.silent_up_to.store(self.state.opened.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.break_all(Fault::Forget);
+    }
+
+    /// All connections that there are; new ones work.
+    pub fn break_all(&self, fault: Fault) {
+        self.break_some(fault, || true);
+    }
+
+    /// Those that `chosen` chooses.
+    pub fn break_some(&self, fault: Fault, mut chosen: impl FnMut() -> bool) {
+        for line in self.lines() {
+            if chosen() {
+                line.suffer(fault);
+            }
+        }
+    }
+
+    /// The next connection on which a client says this, before it is passed on.
+    pub fn break_saying(&self, fault: Fault, text: &'static str) {
+        self.state.traps.lock().unwrap().push((text, fault));
+    }
+
+    /// All connections that are opened from now on, until the proxy is healed.
+    pub fn break_new(&self, fault: Fault) {
+        *self.state.new.lock().unwrap() = Some(fault);
+    }
+
+    /// Everything, until the proxy is healed.
+    pub fn break_network(&self, fault: Fault) {
+        self.break_new(fault);
+        self.break_all(fault);
+    }
+
+    /// What was stalled is delivered, nothing is delayed any more, nobody is trapped, and new connections work.
+    pub fn heal(&self) {
+        *self.state.new.lock().unwrap() = None;
+        self.state.traps.lock().unwrap().clear();
+        for line in self.lines() {
+            line.fault.send_if_modified(|fault| {
+                let passes = fault.is_some_and(Fault::passes);
+                if passes {
+                    *fault = None;
+                }
+                passes
+            });
+        }
+    }
+
+    /// Connections that are open on the client's side.
+    pub fn open(&self) -> usize {
+        self.lines().len()
+    }
+
+    fn lines(&self) -> Vec<Arc<Line>> {
+        self.state.lines.lock().unwrap().clone()
     }
 }
 
-impl Line {
-    fn falls_silent(&self, said: &[u8]) -> bool {
-        let mut trap = self.state.trap.lock().unwrap();
-        if trap.is_some_and(|text| said.windows(text.len()).any(|part| part == text.as_bytes())) {
-            *trap = None;
-            self.silent.store(true, Ordering::SeqCst);
-        }
-        self.silent.load(Ordering::SeqCst) || self.number <= self.state.silent_up_to.load(Ordering::SeqCst)
+impl State {
+    fn accept(&self) -> Arc<Line> {
+        // Under the lock: who breaks new ones first and then all present ones misses none.
+        let mut lines = self.lines.lock().unwrap();
+        let fault = *self.new.lock().unwrap();
+        let line = Arc::new(Line { fault: watch::Sender::new(fault), over: CancellationToken::new() });
+        lines.push(Arc::clone(&line));
+        line
     }
-}
 
-async fn pass(line: Arc<Line>, mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
-    let mut buffer = vec![0; 65_536];
-    while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        if line.falls_silent(&buffer[..length]) {
-            // Nothing is passed on any more, and nobody is told.
-            std::future::pending::<()>().await;
-        }
-        if to.write_all(&buffer[..length]).await.is_err() {
+    /// What the client says decides what befalls its connection.
+    fn heard(&self, line: &Line, said: &[u8]) {
+        if line.is_lost() {
             return;
         }
+        let mut traps = self.traps.lock().unwrap();
+        let says = |text: &str| said.windows(text.len()).any(|part| part == text.as_bytes());
+        if let Some(found) = traps.iter().position(|(text, _)| says(text)) {
+            line.suffer(traps.remove(found).1);
+        }
     }
+}
+
+/// Until the connection is over.
+async fn serve(line: Arc<Line>, state: Arc<State>, client: TcpStream, target: Target) {
+    let _ = client.set_nodelay(true);
+    tokio::select! {
+        () = exchange(&line, &state, client, &target) => {}
+        () = line.over.cancelled() => {}
+    }
+    state.lines.lock().unwrap().retain(|other| !Arc::ptr_eq(other, &line));
+}
+
+async fn exchange(line: &Line, state: &State, mut client: TcpStream, target: &Target) {
+    let mut fault = line.fault.subscribe();
+    // A connection that is not let through takes no place at the server.
+    loop {
+        let present = *fault.borrow_and_update();
+        match present {
+            Some(Fault::Forget) => return discard(&mut client).await,
+            Some(Fault::Cut) => return,
+            Some(Fault::Stall) => fault.changed().await.unwrap(),
+            Some(Fault::Delay(_) | Fault::Swallow) | None => break,
+        }
+    }
+    let Ok(server) = target.connect().await else { return };
+    let ((from_client, to_client), (from_server, to_server)) = (split(client), split(server));
+    let requests = async {
+        pass(line, Some(state), from_client, to_server).await;
+        if line.is_lost() {
+            // The client has closed a connection that the server takes for open.
+            tokio::time::sleep(SERVER_NOTICES).await;
+            line.over.cancel();
+        }
+    };
+    tokio::join!(requests, pass(line, None, from_server, to_client));
+}
+
+/// Passes on what one side says to the other, requests with the traps of `state`.
+async fn pass<S: Stream>(line: &Line, state: Option<&State>, mut from: ReadHalf<S>, mut to: WriteHalf<impl Stream>) {
+    let mut fault = line.fault.subscribe();
+    let mut buffer = vec![0; 65_536];
+    loop {
+        // An error is an end, too.
+        let length = from.read(&mut buffer).await.unwrap_or(0);
+        if let Some(state) = state {
+            state.heard(line, &buffer[..length]);
+        }
+        let silent = loop {
+            let present = *fault.borrow_and_update();
+            match present {
+                None => break false,
+                Some(Fault::Delay(by)) => {
+                    tokio::time::sleep(by).await;
+                    break false;
+                }
+                Some(Fault::Stall) => fault.changed().await.unwrap(),
+                Some(Fault::Swallow) => break state.is_none(),
+                Some(Fault::Forget | Fault::Cut) => break true,
+            }
+        };
+        match (length, silent) {
+            // Nobody is told that the other side has closed; the client's end is noticed by who passes requests.
+            (0, true) if state.is_none() => std::future::pending().await,
+            (0, true) => return,
+            (0, false) => {
+                let _ = to.shutdown().await;
+                return;
+            }
+            (_, true) => {}
+            (_, false) => {
+                if to.write_all(&buffer[..length]).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn discard(client: &mut TcpStream) {
+    let mut buffer = vec![0; 65_536];
+    while let Ok(1..) = client.read(&mut buffer).await {}
 }

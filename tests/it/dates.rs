@@ -1,0 +1,96 @@
+//! Dates under contention: what is granted counts from when it is granted, and no date is before the one it follows.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Client, Database, Instance, Load, Receiver, Reply, Stranger, eventually};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_sign_of_life_is_worth_a_whole_timeout_after_a_start_that_had_to_wait() {
+    let db = Database::new().await;
+    let instance = Instance::start(&db.url, &[("RUST_LOG", "error"), ("WORKER_LOOP_INTERVAL_MS", "100")]);
+    let receiver = Receiver::start().await;
+    let answers = watch::Sender::new(false);
+    let told = answers.clone();
+    receiver.answer_with(move |_| {
+        let mut told = told.subscribe();
+        async move {
+            told.wait_for(|told| *told).await.unwrap();
+            Reply::ok()
+        }
+    });
+    let timeout = 3;
+    let task = json!({"name": "n", "kind": "k", "timeout": timeout, "on_start": receiver.action("/start")});
+    let ids = instance.api.create(&json!(vec![task; 10])).await;
+    eventually("all to be called", async || (receiver.received().len() == 10).then_some(())).await;
+    let stranger = Stranger::holding(&db, "select from task order by id for update").await;
+    // The starts are written after the wait, and so are the signs of life that came during it.
+    answers.send_replace(true);
+    let put = |id: &String| {
+        let (api, path) = (Client::new(instance.api.base()), format!("/task/{id}"));
+        tokio::spawn(async move { api.put(&path, &json!({})).await })
+    };
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let early: Vec<_> = ids.iter().map(put).collect();
+    stranger.let_go_after(Duration::from_secs(5)).await;
+    for answer in join_all(early).await {
+        let answer = answer.unwrap();
+        assert!(answer.status == 202 || answer.is_not_now(), "{} {}", answer.status, answer.body);
+    }
+    let sent = "select (extract(epoch from clock_timestamp()) * 1000)::bigint";
+    let sent = db.number(sent).await;
+    for answer in join_all(ids.iter().map(put)).await {
+        let answer = answer.unwrap();
+        assert_eq!(answer.status, 202, "{}", answer.body);
+    }
+    for id in &ids {
+        instance.api.wait_for(id, "Failure").await;
+    }
+    let lived = format!("select min(extract(epoch from ended_at) * 1000)::bigint - {sent} from task");
+    let lived = db.number(&lived).await;
+    assert!(lived >= 1000 * timeout, "one timed out {lived} ms after its sign of life");
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_date_is_before_the_one_it_follows() {
+    let db = Database::new().await;
+    db.watch_last_updated().await;
+    let settings = [
+        ("RUST_LOG", "error"),
+        ("WORKER_LOOP_INTERVAL_MS", "100"),
+        ("RETRY_LOOP_INTERVAL_MS", "100"),
+        ("WORKER_CLAIM_TIMEOUT_SECS", "5"),
+    ];
+    let instances = [Instance::start(&db.url, &settings), Instance::start(&db.url, &settings)];
+    let load = Load::on(&instances).await;
+    let clients = load.clients(8);
+    // Everybody has to wait for somebody all the time.
+    let stop = CancellationToken::new();
+    let strangers: Vec<_> = ["task", "batch_count", "status_count", "task"]
+        .into_iter()
+        .map(|table| {
+            let (db, stop) = (db.clone(), stop.clone());
+            tokio::spawn(async move {
+                while !stop.is_cancelled() {
+                    let alive = if table == "task" { "where ended_at is null" } else { "" };
+                    let rows = format!("select from {table} {alive} order by random() limit 20 for update skip locked");
+                    if let Some(stranger) = Stranger::holding_any(&db, &rows).await {
+                        stranger.let_go_after(Duration::from_millis(700)).await;
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            })
+        })
+        .collect();
+    eventually("enough to be done", async || (load.ended() > 600).then_some(())).await;
+    stop.cancel();
+    join_all(strangers).await.into_iter().for_each(Result::unwrap);
+    clients.stop().await;
+    load.finish(&db).await;
+    db.assert_last_updated_rose().await;
+}

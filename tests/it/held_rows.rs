@@ -1,0 +1,535 @@
+//! Rows that somebody else holds for longer than every limit of the service: only those wait who need them.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::support::{Client, Database, Instance, PATIENCE, Receiver, Reply, Stranger, eventually, text};
+
+/// Longer than the lease, than the limit of a transaction, and than both with all repetitions.
+const HOLD: Duration = Duration::from_secs(10);
+/// `DATABASE_TIMEOUT_SECS`
+const LIMIT: Duration = Duration::from_secs(3);
+
+const SETTINGS: [(&str, &str); 7] = [
+    // Warnings are what these tests are about.
+    ("RUST_LOG", "error"),
+    ("WORKER_CLAIM_TIMEOUT_SECS", "2"),
+    ("DATABASE_TIMEOUT_SECS", "3"),
+    ("WORKER_LOOP_INTERVAL_MS", "200"),
+    ("RETRY_LOOP_INTERVAL_MS", "200"),
+    ("WEBHOOK_DELIVERY_INTERVAL_MS", "200"),
+    ("WEBHOOK_TIMEOUT_MS", "300000"),
+];
+
+/// An instance on a database of its own, and a receiver that answers calls below `/held` only when it is told to.
+struct Setup {
+    db: Database,
+    instance: Instance,
+    receiver: Receiver,
+    /// The paths below `/held` that are answered.
+    answered: watch::Sender<Vec<&'static str>>,
+    number: AtomicUsize,
+}
+
+impl Setup {
+    async fn new() -> Setup {
+        let db = Database::new().await;
+        let instance = Instance::start(&db.url, &SETTINGS);
+        Setup::with(db, instance).await
+    }
+
+    async fn with(db: Database, instance: Instance) -> Setup {
+        let receiver = Receiver::start().await;
+        let answered = watch::Sender::new(Vec::new());
+        let paths = answered.clone();
+        receiver.answer_with(move |call| {
+            let mut paths = paths.subscribe();
+            async move {
+                if call.path.starts_with("/held") {
+                    paths.wait_for(|paths| paths.contains(&call.path.as_str())).await.unwrap();
+                }
+                Reply::ok()
+            }
+        });
+        Setup { db, instance, receiver, answered, number: AtomicUsize::default() }
+    }
+
+    fn api(&self) -> &Client {
+        &self.instance.api
+    }
+
+    /// The calls at this path are answered from now on.
+    fn answer(&self, path: &'static str) {
+        self.answered.send_modify(|paths| paths.push(path));
+    }
+
+    /// Creates tasks that run without a call, in one batch; answers their ids when they run.
+    async fn running(&self, tasks: Value) -> Vec<String> {
+        let ids = self.api().create(&tasks).await;
+        join_all(ids.iter().map(|id| self.api().wait_for(id, "Running"))).await;
+        ids
+    }
+
+    /// A task of nobody's is created, started, reported and told of, each once.
+    async fn one_goes_through(&self, with: &Value) {
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let (start, done) = (format!("/start/{number}"), format!("/done/{number}"));
+        let mut task = json!({"name": "n", "kind": "other", "timeout": 3600, "on_start": self.receiver.action(&start),
+                              "on_success": [self.receiver.action(&done)]});
+        task.as_object_mut().unwrap().extend(with.as_object().unwrap().clone());
+        let id = self.api().create(&json!([task])).await.remove(0);
+        self.api().wait_for(&id, "Running").await;
+        let answer = self.api().succeed(&id).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        eventually("its end to be told", async || (!self.receiver.at(&done).is_empty()).then_some(())).await;
+        assert_eq!(self.receiver.at(&start).len(), 1, "called once");
+    }
+
+    /// Several at a time, again and again, for as long as the rows have to be held.
+    async fn others_go_through_while(&self, stranger: Stranger, with: Value) {
+        loop {
+            join_all((0..4).map(|_| self.one_goes_through(&with))).await;
+            if stranger.held_for() > HOLD {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        stranger.let_go_after(HOLD).await;
+    }
+
+    /// A request whose answer is looked at later.
+    fn spawn(&self, method: Method, path: String, body: Value) -> JoinHandle<u16> {
+        // A connection of its own.
+        let api = Client::new(self.api().base());
+        tokio::spawn(async move { api.call(method, &path, Some(&body)).await.status.as_u16() })
+    }
+
+    async fn hold_tasks(&self, ids: &[&String]) -> Stranger {
+        let ids = ids.iter().map(|id| format!("'{id}'")).collect::<Vec<_>>().join(", ");
+        Stranger::holding(&self.db, &format!("select from task where id in ({ids}) order by id for update")).await
+    }
+
+    async fn batch_of(&self, id: &str) -> String {
+        text(&self.api().task(id).await["batch_id"])
+    }
+}
+
+/// All are answered with success, or told to come later.
+async fn answered(requests: Vec<JoinHandle<u16>>) -> Vec<u16> {
+    let answers = tokio::time::timeout(PATIENCE, join_all(requests)).await.expect("everybody is answered");
+    let answers: Vec<u16> = answers.into_iter().map(Result::unwrap).collect();
+    assert!(answers.iter().all(|status| *status == 503 || *status < 500), "{answers:?}");
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn others_start_while_somebody_holds_a_claimed_task() {
+    let setup = Setup::new().await;
+    let task = |path: &str| json!([{"name": "n", "kind": "k", "on_start": setup.receiver.action(path)}]);
+    let mut held = setup.api().create(&task("/held/open")).await;
+    held.extend(setup.api().create(&task("/held/answered")).await);
+    eventually("both to be called", async || (setup.receiver.received().len() == 2).then_some(())).await;
+    let stranger = setup.hold_tasks(&[&held[0], &held[1]]).await;
+    // One is answered while its row is held; the other's lease cannot be renewed.
+    setup.answer("/held/answered");
+    let mut others = Vec::new();
+    for _ in 0..10 {
+        others.extend(setup.api().create(&task("/start")).await);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    for id in &others {
+        setup.api().wait_for(id, "Running").await;
+    }
+    setup.others_go_through_while(stranger, json!({})).await;
+    for id in &others {
+        assert_eq!(setup.api().status(id).await, "Running");
+        let calls = setup.receiver.at("/start").into_iter().filter(|call| call.header("x-task-id") == id);
+        assert_eq!(calls.count(), 1, "called once");
+    }
+    setup.answer("/held/open");
+    for id in &held {
+        setup.api().wait_for(id, "Running").await;
+    }
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn others_are_reported_while_somebody_holds_children_of_reported_tasks() {
+    let setup = Setup::new().await;
+    let mut parents = Vec::new();
+    let mut children = Vec::new();
+    for _ in 0..2 {
+        let family = json!([{"id": "p", "name": "parent", "kind": "k"},
+                            {"name": "child", "kind": "k", "dependencies": [{"id": "p"}]}]);
+        let mut ids = setup.api().create(&family).await;
+        setup.api().wait_for(&ids[0], "Running").await;
+        children.push(ids.remove(1));
+        parents.push(ids.remove(0));
+    }
+    let others = setup.running(json!(vec![json!({"name": "n", "kind": "k", "timeout": 3600}); 30])).await;
+    let stranger = setup.hold_tasks(&[&children[0], &children[1]]).await;
+    let report = |id: &String| setup.spawn(Method::PATCH, format!("/task/{id}"), json!({"status": "Success"}));
+    let reports: Vec<_> = parents.iter().map(report).collect();
+    let mut times = Vec::new();
+    for id in &others {
+        let sent = Instant::now();
+        let answer = setup.api().succeed(id).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        times.push(sent.elapsed());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    times.sort_unstable();
+    assert!(times[times.len() / 2] < LIMIT / 2, "they wait for those who wait: {times:?}");
+    stranger.let_go_after(HOLD).await;
+    for status in answered(reports).await {
+        assert!(status == 200 || status == 503, "{status}");
+    }
+    for id in &parents {
+        assert_eq!(setup.api().succeed(id).await.status, 200);
+    }
+    for id in &children {
+        setup.api().wait_for(id, "Running").await;
+        assert_eq!(setup.api().succeed(id).await.status, 200);
+    }
+    setup.db.assert_books_balance().await;
+}
+
+/// Sends a sign of life every half second until it is told to stop; answers how many brought a count.
+fn be_alive(setup: &Setup, id: &str, stop: &watch::Sender<bool>) -> JoinHandle<i64> {
+    let (api, path, mut stop) = (Client::new(setup.api().base()), format!("/task/{id}"), stop.subscribe());
+    tokio::spawn(async move {
+        let mut counted = 0;
+        loop {
+            for sign in [json!({"new_success": 1}), json!({})] {
+                let answer = api.put(&path, &sign).await;
+                assert_eq!(answer.status, 202, "{}", answer.body);
+                counted += sign.as_object().unwrap().len();
+                let told = stop.wait_for(|stop| *stop);
+                if tokio::time::timeout(Duration::from_millis(500), told).await.is_ok() {
+                    return i64::try_from(counted).unwrap();
+                }
+            }
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn signs_of_life_count_while_somebody_holds_the_counters_of_a_batch() {
+    let setup = Setup::new().await;
+    let path = "/complete";
+    // Its timeout passes several times.
+    let alive = json!({"name": "alive", "kind": "k", "timeout": 3});
+    let long = json!({"name": "n", "kind": "k", "timeout": 3600});
+    let held = json!({"tasks": [alive, long, long], "on_batch_complete": [setup.receiver.action(path)]});
+    let stop = watch::Sender::new(false);
+    let mine = setup.api().create(&held).await;
+    setup.api().wait_for(&mine[0], "Running").await;
+    let mut signs = vec![be_alive(&setup, &mine[0], &stop)];
+    for id in &mine {
+        setup.api().wait_for(id, "Running").await;
+    }
+    let other = setup.running(json!([alive])).await.remove(0);
+    signs.push(be_alive(&setup, &other, &stop));
+    let batch = setup.batch_of(&mine[0]).await;
+    let counters = format!("select from batch_count where batch_id = '{batch}' for update");
+    let stranger = Stranger::holding(&setup.db, &counters).await;
+
+    let report = setup.spawn(Method::PATCH, format!("/task/{}", mine[1]), json!({"status": "Success"}));
+    setup.others_go_through_while(stranger, json!({})).await;
+    stop.send_replace(true);
+    let counted: Vec<i64> = join_all(signs).await.into_iter().map(Result::unwrap).collect();
+    answered(vec![report]).await;
+    for id in [&mine[0], &other] {
+        assert_eq!(setup.api().status(id).await, "Running", "its worker was alive");
+    }
+    for id in &mine {
+        assert_eq!(setup.api().succeed(id).await.status, 200);
+    }
+    assert_eq!(setup.api().task(&other).await["success"], counted[1]);
+    eventually("the batch to be complete", async || {
+        let batch = setup.api().get(&format!("/batch/{batch}")).await.body;
+        let right = batch["total_success"] == counted[0] && batch["status_counts"]["success"] == 3;
+        (right && !batch["completed_at"].is_null()).then_some(())
+    })
+    .await;
+    eventually("it to be told", async || (!setup.receiver.at(path).is_empty()).then_some(())).await;
+    assert_eq!(setup.api().succeed(&other).await.status, 200);
+    setup.one_goes_through(&json!({})).await;
+    assert_eq!(setup.receiver.at(path).len(), 1, "told once");
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tasks_start_and_end_while_somebody_holds_the_counters_of_their_batch() {
+    let setup = Setup::new().await;
+    let path = "/complete";
+    let (start, done) = (setup.receiver.action("/start"), setup.receiver.action("/done"));
+    let child = json!({"name": "child", "kind": "k", "dependencies": [{"id": "p"}], "on_start": start,
+                       "on_success": [done]});
+    let held = json!({"tasks": [{"id": "p", "name": "parent", "kind": "k"}, child],
+                      "on_batch_complete": [setup.receiver.action(path)]});
+    let ids = setup.api().create(&held).await;
+    setup.api().wait_for(&ids[0], "Running").await;
+    let batch = setup.batch_of(&ids[0]).await;
+    let counters = format!("select from batch_count where batch_id = '{batch}' for update");
+    let stranger = Stranger::holding(&setup.db, &counters).await;
+    for id in &ids {
+        setup.api().wait_for(id, "Running").await;
+        let answer = setup.api().succeed(id).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    eventually("the end of the child to be told", async || (setup.receiver.at("/done").len() == 1).then_some(())).await;
+    stranger.let_go_after(HOLD).await;
+    eventually("the batch to be complete", async || {
+        let batch = setup.api().get(&format!("/batch/{batch}")).await.body;
+        (batch["status_counts"]["success"] == 2 && !batch["completed_at"].is_null()).then_some(())
+    })
+    .await;
+    eventually("it to be told", async || (!setup.receiver.at(path).is_empty()).then_some(())).await;
+    setup.one_goes_through(&json!({})).await;
+    assert_eq!(setup.receiver.at(path).len(), 1, "told once");
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn loops_go_on_while_somebody_holds_a_child_of_an_overdue_task() {
+    let db = Database::new().await;
+    // It dies, and its leases run out while the row is held.
+    let mut settings = SETTINGS;
+    settings[1].1 = "6";
+    let victim = Instance::start(&db.url, &settings);
+    let hanging = Receiver::start().await;
+    hanging.answer(Reply::slow(Duration::from_secs(3600)));
+    let call = json!({"name": "n", "kind": "k", "on_start": hanging.action("/hang")});
+    let lost = victim.api.create(&json!(vec![call; 5])).await;
+    eventually("it to call", async || (hanging.received().len() == 5).then_some(())).await;
+    hanging.answer(Reply::ok());
+    victim.kill();
+
+    let setup = Setup::with(db.clone(), Instance::start(&db.url, &SETTINGS)).await;
+    let family = json!([{"id": "p", "name": "parent", "kind": "k", "timeout": 1},
+                        {"name": "child", "kind": "k", "dependencies": [{"id": "p"}]}]);
+    let retry = json!({"max_retries": 1, "strategy": "fixed_delay", "delay_secs": 1, "jitter_ms": 0});
+    let again = json!({"name": "n", "kind": "k", "timeout": 3600, "retry": retry});
+    let due = setup.running(json!(vec![again; 5])).await;
+    let mine = setup.api().create(&family).await;
+    let stranger = setup.hold_tasks(&[&mine[1]]).await;
+    let overdue = format!("select count(*) from task where id = '{}' and timeout_at < clock_timestamp()", mine[0]);
+    eventually("the parent to be overdue", async || (db.number(&overdue).await == 1).then_some(())).await;
+
+    let late = setup.running(json!(vec![json!({"name": "n", "kind": "k", "timeout": 1}); 5])).await;
+    for id in &due {
+        assert_eq!(setup.api().fail(id).await.status, 200);
+    }
+    for id in &late {
+        setup.api().wait_for(id, "Failure").await;
+    }
+    for id in &due {
+        let task = setup.api().wait_for(id, "Running").await;
+        assert_eq!(task["run"], 1);
+    }
+    for id in &lost {
+        setup.api().wait_for(id, "Running").await;
+    }
+    stranger.let_go_after(HOLD).await;
+    for id in &mine {
+        setup.api().wait_for(id, "Failure").await;
+    }
+    db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn due_retries_are_released_while_somebody_holds_one() {
+    let setup = Setup::new().await;
+    let retry = json!({"max_retries": 1, "strategy": "fixed_delay", "delay_secs": 2, "jitter_ms": 0});
+    let ids = setup.running(json!(vec![json!({"name": "n", "kind": "k", "timeout": 3600, "retry": retry}); 6])).await;
+    for id in &ids {
+        assert_eq!(setup.api().fail(id).await.status, 200);
+    }
+    let stranger = setup.hold_tasks(&[&ids[0]]).await;
+    for id in &ids[1..] {
+        assert_eq!(setup.api().wait_for(id, "Running").await["run"], 1);
+    }
+    stranger.let_go_after(HOLD).await;
+    assert_eq!(setup.api().wait_for(&ids[0], "Running").await["run"], 1);
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whatever_needs_no_claim_goes_on_while_somebody_holds_the_lock_of_claims() {
+    let setup = Setup::new().await;
+    let task = json!({"name": "n", "kind": "k", "timeout": 3600, "on_success": [setup.receiver.action("/done")]});
+    let ids = setup.running(json!(vec![task; 20])).await;
+    let gate = "select pg_advisory_xact_lock(8243118329669313793)";
+    let stranger = Stranger::holding(&setup.db, gate).await;
+    let waited = "select coalesce(max(extract(epoch from clock_timestamp() - query_start) * 1000), 0)::bigint \
+                  from pg_stat_activity where datname = current_database() and application_name = 'reprise' \
+                  and wait_event_type = 'Lock'";
+    let (mut new, mut longest) = (Vec::new(), 0);
+    let mut next = ids.iter();
+    while stranger.held_for() < HOLD {
+        if let Some(id) = next.next() {
+            let sign = setup.api().put(&format!("/task/{id}"), &json!({"new_success": 1})).await;
+            assert_eq!(sign.status, 202, "{}", sign.body);
+            let report = setup.api().succeed(id).await;
+            assert_eq!(report.status, 200, "{}", report.body);
+            new.extend(setup.api().create(&json!([{"name": "n", "kind": "k"}])).await);
+            assert_eq!(setup.api().get(&format!("/batch/{}", setup.batch_of(id).await)).await.status, 200);
+        }
+        longest = longest.max(setup.db.number(waited).await);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let told = "all ends to be told";
+    eventually(told, async || (setup.receiver.at("/done").len() == ids.len()).then_some(())).await;
+    let waiting = format!("select count(*) from task where status = 'pending' and id <> '{}'", ids[0]);
+    assert_eq!(usize::try_from(setup.db.number(&waiting).await).unwrap(), new.len(), "nobody claims meanwhile");
+    stranger.let_go_after(HOLD).await;
+    // The server looks at its clock when it can.
+    let most = LIMIT + Duration::from_millis(1500);
+    assert!(u128::try_from(longest).unwrap() < most.as_millis(), "a process waited for {longest} ms");
+    for id in &new {
+        setup.api().wait_for(id, "Running").await;
+    }
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn others_go_through_while_somebody_holds_counts_by_status() {
+    let setup = Setup::new().await;
+    let nothing = json!({});
+    join_all((0..20).map(|_| setup.one_goes_through(&nothing))).await;
+    // The row to which most of its connections would write.
+    let row = "select from status_count where shard = (select shard from status_count order by (select count(*) from \
+               pg_stat_activity where datname = current_database() and application_name = 'reprise' and \
+               pid % 16 = shard) desc limit 1) for update";
+    let stranger = Stranger::holding(&setup.db, row).await;
+    setup.others_go_through_while(stranger, json!({})).await;
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn others_go_through_while_somebody_holds_a_slot() {
+    let setup = Setup::new().await;
+    let rule = |kind: &str| json!([{"type": "Concurency", "max_concurency": 2, "matcher": {"kind": kind}}]);
+    let limited = json!([{"name": "n", "kind": "limited", "timeout": 3600, "rules": rule("limited")}]);
+    let mut ids = setup.running(limited.clone()).await;
+    let slots = "select from slot s join matcher m on m.id = s.matcher_id where m.kind = 'limited' for update of s";
+    let stranger = Stranger::holding(&setup.db, slots).await;
+    // It could start, and its slot is needed for that.
+    ids.extend(setup.api().create(&limited).await);
+    let report = setup.spawn(Method::PATCH, format!("/task/{}", ids[0]), json!({"status": "Success"}));
+    // With rules of their own.
+    let many = json!([{"type": "Concurency", "max_concurency": 50, "matcher": {"kind": "other"}}]);
+    setup.others_go_through_while(stranger, json!({"rules": many})).await;
+    answered(vec![report]).await;
+    for id in &ids {
+        if setup.api().status(id).await != "Success" {
+            setup.api().wait_for(id, "Running").await;
+        }
+        assert_eq!(setup.api().succeed(id).await.status, 200);
+    }
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn others_go_through_while_somebody_holds_a_notification_that_is_being_sent() {
+    let setup = Setup::new().await;
+    let task = json!([{"name": "n", "kind": "k", "on_success": [setup.receiver.action("/held/done")]}]);
+    let ids = setup.running(task).await;
+    assert_eq!(setup.api().succeed(&ids[0]).await.status, 200);
+    eventually("it to be sent", async || (!setup.receiver.at("/held/done").is_empty()).then_some(())).await;
+    let row = format!("select from outbox where task_id = '{}' for update", ids[0]);
+    let stranger = Stranger::holding(&setup.db, &row).await;
+    setup.answer("/held/done");
+    setup.others_go_through_while(stranger, json!({})).await;
+    let open = "select count(*) from outbox where status <> 'success'";
+    eventually("all to be marked", async || (setup.db.number(open).await == 0).then_some(())).await;
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn others_go_through_while_somebody_holds_a_default_policy() {
+    let setup = Setup::new().await;
+    let policy = json!({"max_retries": 2});
+    let path = "/retry-policy/held";
+    assert!(setup.api().put(path, &policy).await.status.is_success());
+    let stranger = Stranger::holding(&setup.db, "select from retry_policy where kind = 'held' for update").await;
+    let changes: Vec<_> = (0..12).map(|_| setup.spawn(Method::PUT, path.into(), policy.clone())).collect();
+    setup.others_go_through_while(stranger, json!({})).await;
+    answered(changes).await;
+    assert!(setup.api().put(path, &policy).await.status.is_success());
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn others_go_through_while_somebody_holds_the_turn_of_a_key() {
+    let setup = Setup::new().await;
+    let mine = json!([{"name": "n", "kind": "k", "fair_key": "held"}]);
+    let mut ids = setup.running(mine.clone()).await;
+    let stranger = Stranger::holding(&setup.db, "select from fair_turn where key = 'held' for update").await;
+    let waiting: Vec<_> = (0..12).map(|_| setup.spawn(Method::POST, "/task".into(), mine.clone())).collect();
+    setup.others_go_through_while(stranger, json!({"fair_key": "other"})).await;
+    answered(waiting).await;
+    ids.extend(setup.running(mine).await);
+    setup.one_goes_through(&json!({})).await;
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn others_go_through_while_somebody_holds_statistics_of_retries() {
+    let setup = Setup::new().await;
+    let retry = json!({"max_retries": 1, "strategy": "immediate", "jitter_ms": 0});
+    let task = json!({"name": "n", "kind": "held", "timeout": 3600, "retry": retry});
+    let ids = setup.running(json!(vec![task.clone(); 24])).await;
+    let (now, later) = ids.split_at(12);
+    for answer in join_all(now.iter().map(|id| setup.api().succeed(id))).await {
+        assert_eq!(answer.status, 200);
+    }
+    let rows = "select from retry_stat where kind = 'held' for update";
+    let stranger = Stranger::holding(&setup.db, rows).await;
+    let report = |id: &String| setup.spawn(Method::PATCH, format!("/task/{id}"), json!({"status": "Success"}));
+    let reports: Vec<_> = later.iter().map(report).collect();
+    setup.others_go_through_while(stranger, json!({"retry": retry})).await;
+    answered(reports).await;
+    for id in later {
+        assert_eq!(setup.api().succeed(id).await.status, 200);
+    }
+    setup.db.assert_books_balance().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_who_want_a_held_task_leave_room_for_others() {
+    let setup = Setup::new().await;
+    let held = setup.running(json!([{"name": "n", "kind": "k", "timeout": 3600}])).await.remove(0);
+    let stranger = setup.hold_tasks(&[&held]).await;
+    let stop = watch::Sender::new(false);
+    // More than there are connections, each again as soon as it is answered.
+    let want = |i: usize| {
+        let (api, id, stop) = (Client::new(setup.api().base()), held.clone(), stop.subscribe());
+        tokio::spawn(async move {
+            while !*stop.borrow() {
+                let answer = match i % 4 {
+                    0 => api.succeed(&id).await,
+                    1 => api.patch(&format!("/task/{id}"), &json!({"new_failures": 1})).await,
+                    2 => api.delete(&format!("/task/{id}")).await,
+                    _ => api.patch(&format!("/task/pause/{id}"), &json!({})).await,
+                };
+                assert!(answer.status.as_u16() < 500 || answer.is_not_now(), "{} {}", answer.status, answer.body);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+    };
+    let many: Vec<_> = (0..60).map(want).collect();
+    setup.others_go_through_while(stranger, json!({})).await;
+    stop.send_replace(true);
+    for one in tokio::time::timeout(PATIENCE, join_all(many)).await.expect("everybody is answered") {
+        one.unwrap();
+    }
+    setup.db.assert_books_balance().await;
+}

@@ -1,0 +1,214 @@
+//! An instance that loses its database again and again, through connections that fall silent, stall, are cut or lose
+//! their answers. It says so while it lasts, and a few seconds later everything works.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::{Answer, Client, Database, Fault, Instance, PATIENCE, Proxy, Receiver, eventually, text};
+
+/// Longer than a transaction may take, than a connection is waited for, and than a loop may take for a tick.
+const OUTAGE: Duration = Duration::from_secs(8);
+/// Ten seconds, and what a busy machine adds to them.
+const RECOVERY: Duration = Duration::from_secs(15);
+
+struct Outages {
+    db: Database,
+    proxy: Proxy,
+    instance: Instance,
+    receiver: Receiver,
+}
+
+/// A request that has to work after an outage.
+struct Request {
+    method: Method,
+    path: String,
+    body: Value,
+    expected: u16,
+}
+
+impl Request {
+    fn new(method: Method, path: impl Into<String>, body: Value, expected: u16) -> Request {
+        Request { method, path: path.into(), body, expected }
+    }
+
+    async fn send(&self, api: &Client) -> Answer {
+        let body = Some(&self.body).filter(|body| !body.is_null());
+        api.call(self.method.clone(), &self.path, body).await
+    }
+}
+
+impl Outages {
+    async fn new() -> Outages {
+        let db = Database::new().await;
+        let proxy = Proxy::start(&db).await;
+        // The pool that it has by itself.
+        let settings = [("RUST_LOG", "error"), ("POOL_MAX_SIZE", "16"), ("DATABASE_TIMEOUT_SECS", "2")];
+        let instance = Instance::start(&proxy.url, &settings);
+        Outages { db, proxy, instance, receiver: Receiver::start().await }
+    }
+
+    /// A batch with one task that runs.
+    async fn running(&self, task: Value) -> (String, String) {
+        let created = self.instance.api.post("/task", &json!([task])).await;
+        assert_eq!(created.status, 201, "{}", created.body);
+        let id = text(&created.body[0]["id"]);
+        self.instance.api.wait_for(&id, "Running").await;
+        (created.headers["x-batch-id"].to_str().unwrap().to_owned(), id)
+    }
+
+    /// Everything that a request can do, with tasks of its own.
+    async fn requests(&self, round: usize) -> Vec<Request> {
+        let plain = || json!({"name": "n", "kind": "k", "timeout": 3600});
+        let (_, reported) = self
+            .running(json!({"name": "n", "kind": "k", "timeout": 3600,
+                            "on_success": [self.receiver.action(&format!("/done/{round}"))]}))
+            .await;
+        let (_, alive) = self.running(plain()).await;
+        let (ruled, _) = self.running(plain()).await;
+        let (stopped, _) = self.running(plain()).await;
+        let (failed, broken) = self.running(plain()).await;
+        assert_eq!(self.instance.api.fail(&broken).await.status, 200);
+        let new = json!([{"name": "n", "kind": "k", "fair_key": format!("key {round}"), "timeout": 3600}]);
+        let policy = json!({"max_retries": 2});
+        vec![
+            Request::new(Method::PATCH, format!("/task/{reported}"), json!({"status": "Success"}), 200),
+            Request::new(Method::PUT, format!("/task/{alive}"), json!({"new_success": 1}), 202),
+            Request::new(Method::PATCH, format!("/task/{alive}"), json!({"new_failures": 1}), 200),
+            Request::new(Method::POST, "/task", new, 201),
+            Request::new(Method::PATCH, format!("/batch/{ruled}/rules"), json!({"kind": "k", "rules": []}), 200),
+            Request::new(Method::POST, format!("/batch/{failed}/retry"), json!({}), 200),
+            Request::new(Method::DELETE, format!("/batch/{stopped}"), Value::Null, 200),
+            Request::new(Method::PUT, format!("/retry-policy/kind{round}"), policy, 200),
+            // It is being executed.
+            Request::new(Method::POST, format!("/task/{alive}/retry"), json!({}), 409),
+            Request::new(Method::GET, "/task", Value::Null, 200),
+            Request::new(Method::GET, format!("/batch/{ruled}"), Value::Null, 200),
+            Request::new(Method::GET, "/webhook-deliveries", Value::Null, 200),
+            Request::new(Method::GET, "/ready", Value::Null, 200),
+        ]
+    }
+
+    /// All requests, the start of a new task and a notification, in time after the proxy was healed.
+    async fn assert_works(&self, round: usize, requests: &[Request]) {
+        let api = &self.instance.api;
+        let healed = Instant::now();
+        let begin = format!("/start/{round}");
+        let new = json!([{"name": "new", "kind": "k", "timeout": 3600, "on_start": self.receiver.action(&begin)}]);
+        let new = Request::new(Method::POST, "/task", new, 201);
+        let start = async {
+            let id = text(&insist(api, healed, &new).await.body[0]["id"]);
+            in_time(healed, "a new task to run", async || api.status(&id).await == "Running").await;
+            assert!(!self.receiver.at(&begin).is_empty());
+        };
+        let notification = async {
+            let done = format!("/done/{round}");
+            in_time(healed, "a notification", async || !self.receiver.at(&done).is_empty()).await;
+        };
+        tokio::join!(join_all(requests.iter().map(|request| insist(api, healed, request))), start, notification);
+        self.db.assert_books_balance().await;
+    }
+
+    /// Waits until it is idle and hears of others, with whatever connections it needs for that.
+    async fn listens_since(&self, moment: i64) {
+        let listens = format!(
+            "select count(*) from pg_stat_activity where datname = current_database() and query ilike 'listen%' \
+             and extract(epoch from backend_start) * 1000 >= {moment}"
+        );
+        eventually("it to listen", async || (self.db.number(&listens).await > 0).then_some(())).await;
+    }
+
+    /// Milliseconds, by the database's clock.
+    async fn now(&self) -> i64 {
+        self.db.number("select (extract(epoch from clock_timestamp()) * 1000)::bigint").await
+    }
+
+    async fn assert_not_ready(&self) {
+        let ready = || async { self.instance.api.get("/ready").await };
+        eventually("it to say that it is not ready", async || (ready().await.status == 503).then_some(())).await;
+        assert!(ready().await.is_not_now());
+    }
+}
+
+async fn in_time(healed: Instant, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    while !condition().await {
+        assert!(healed.elapsed() < RECOVERY, "{RECOVERY:?} after the outage, still waiting for: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Repeats what is not answered, or answered with "not now".
+async fn insist(api: &Client, healed: Instant, request: &Request) -> Answer {
+    let what = format!("{} {}", request.method, request.path);
+    loop {
+        let answer = tokio::time::timeout(Duration::from_secs(5), request.send(api)).await;
+        match answer {
+            Ok(answer) if !answer.is_not_now() => {
+                assert_eq!(answer.status, request.expected, "{what}: {}", answer.body);
+                assert!(healed.elapsed() < RECOVERY, "{what}: answered {:?} after the outage", healed.elapsed());
+                return answer;
+            }
+            _ => assert!(healed.elapsed() < RECOVERY, "{RECOVERY:?} after the outage, still waiting for: {what}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_idle_instance_is_itself_again_after_each_silence_of_the_network() {
+    let outages = Outages::new().await;
+    for round in 0..4 {
+        let requests = outages.requests(round).await;
+        let (started, moment) = (Instant::now(), outages.now().await);
+        outages.proxy.break_network(Fault::Forget);
+        outages.assert_not_ready().await;
+        tokio::time::sleep(OUTAGE.saturating_sub(started.elapsed())).await;
+        outages.assert_not_ready().await;
+        outages.proxy.heal();
+        outages.assert_works(round, &requests).await;
+        outages.listens_since(moment).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_idle_instance_replaces_connections_that_were_forgotten() {
+    let outages = Outages::new().await;
+    for round in 0..6 {
+        let requests = outages.requests(round).await;
+        let moment = outages.now().await;
+        outages.proxy.forget_all();
+        outages.assert_works(round, &requests).await;
+        outages.listens_since(moment).await;
+        let silent = outages.proxy.open();
+        assert!(silent < 64, "{silent} connections: what was given up is closed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn requests_during_an_outage_are_answered_and_hold_up_nobody_afterwards() {
+    let outages = Outages::new().await;
+    for (round, fault) in [Fault::Forget, Fault::Stall, Fault::Swallow, Fault::Cut].into_iter().enumerate() {
+        let requests = outages.requests(round).await;
+        let (started, moment) = (Instant::now(), outages.now().await);
+        outages.proxy.break_network(fault);
+        let during = join_all(requests.iter().flat_map(|request| {
+            let send = || tokio::time::timeout(PATIENCE, request.send(&outages.instance.api));
+            [send(), send(), send()]
+        }));
+        for (answer, request) in during.await.into_iter().zip(requests.iter().flat_map(|request| [request; 3])) {
+            let what = format!("{fault:?}: {} {}", request.method, request.path);
+            let answer = answer.unwrap_or_else(|_| panic!("{what}: no answer"));
+            assert!(answer.is_not_now(), "{what}: {} {}", answer.status, answer.body);
+        }
+        outages.assert_not_ready().await;
+        tokio::time::sleep(OUTAGE.saturating_sub(started.elapsed())).await;
+        outages.proxy.heal();
+        outages.assert_works(round, &requests).await;
+        // A connection that was only stalled may have lived on.
+        if fault != Fault::Stall {
+            outages.listens_since(moment).await;
+        }
+    }
+}
