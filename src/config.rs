@@ -205,6 +205,12 @@ pub struct Request {
     /// Notification actions of one task, or of a batch, at most
     #[arg(long, env = "MAX_ACTIONS_PER_TASK", global = true, default_value = "20", value_parser = whole(0..=1000usize), value_name = "N")]
     pub max_actions_per_task: usize,
+    /// Size of one action at most: URL, headers and body
+    #[arg(long, env = "MAX_ACTION_BYTES", global = true, default_value = "262144", value_parser = whole(1024..=1_073_741_824usize), value_name = "BYTES")]
+    pub max_action_bytes: usize,
+    /// Size of one task with all its actions at most
+    #[arg(long, env = "MAX_TASK_BYTES", global = true, default_value = "1048576", value_parser = whole(1024..=1_073_741_824usize), value_name = "BYTES")]
+    pub max_task_bytes: usize,
     /// Seconds for which a repeated `Idempotency-Key` is recognized
     #[arg(long, env = "IDEMPOTENCY_TTL_SECS", global = true, default_value = "86400", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
     pub idempotency_ttl_secs: u64,
@@ -337,6 +343,8 @@ impl Config {
             links_per_batch: self.request.max_links_per_batch,
             actions_per_task: self.request.max_actions_per_task,
             metadata_bytes: 65_536,
+            action_bytes: self.request.max_action_bytes,
+            task_bytes: self.request.max_task_bytes,
             retry: retry::Limits {
                 max_retries: self.retry.retry_max_retries_limit,
                 max_delay_secs: self.retry.retry_max_delay_limit,

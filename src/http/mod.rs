@@ -2,6 +2,7 @@
 
 mod auth;
 mod batches;
+mod body;
 mod deliveries;
 pub mod dto;
 mod error;
@@ -37,6 +38,7 @@ use crate::domain::new_task::Limits;
 use crate::service::{self, Service};
 
 pub use auth::Door;
+pub use body::Bodies;
 pub use error::Problem;
 pub use openapi::document;
 pub use server::serve;
@@ -45,7 +47,7 @@ pub use server::serve;
 pub struct Api {
     pub service: Service,
     pub limits: Limits,
-    pub max_body_bytes: usize,
+    pub bodies: Bodies,
     pub idempotency_ttl: Duration,
     /// What the headers of a request may take to arrive, and its body again.
     pub request_time: Duration,

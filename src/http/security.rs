@@ -28,6 +28,7 @@ pub fn describe(document: &mut OpenApi) {
         for (method, operation) in operations(item) {
             if operation.request_body.is_some() {
                 add(operation, "408", "The body did not arrive in time");
+                add(operation, "503", "The database is not available, or too many large requests are being worked on");
             }
             if !always_open(path) {
                 secure(path, &method, operation);

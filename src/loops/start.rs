@@ -53,6 +53,8 @@ pub struct Answered {
     pub(super) id: Uuid,
     pub(super) run: i32,
     pub(super) result: Result<Option<Action>, CallError>,
+    /// Why the answer's cancel action was ignored, if it was.
+    pub ignored: Option<String>,
 }
 
 impl Start {

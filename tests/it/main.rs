@@ -2,7 +2,9 @@
 
 mod api;
 mod bench;
+mod bodies;
 mod books;
+mod calls;
 mod concurrency;
 mod dead_ends;
 mod dedupe;

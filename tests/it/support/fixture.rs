@@ -8,7 +8,7 @@ use clap::Parser;
 use reprise::clock::Clock;
 use reprise::config::{Cli, Config};
 use reprise::handle::Handles;
-use reprise::http::{Api, Door, serve};
+use reprise::http::{Api, Bodies, Door, serve};
 use reprise::loops::calls::Keeper;
 use reprise::loops::deliver::{self, Deliver, Marks};
 use reprise::loops::retention::Retention;
@@ -72,7 +72,7 @@ impl Fixture {
         let api = Api {
             service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
             limits: config.limits(),
-            max_body_bytes: config.request.max_body_bytes,
+            bodies: Bodies::new(config.request.max_body_bytes),
             idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
             request_time: config.request_time(),
             door: Arc::new(Door { keys: config.keys().unwrap(), public: config.access.public_paths.clone(), secret }),
