@@ -138,7 +138,7 @@ async fn serve(
         bodies: Bodies::new(config.request.max_body_bytes),
         idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
         request_time: config.request_time(),
-        door: Arc::new(Door { keys, public: config.access.public_paths.clone(), secret }),
+        door: Arc::new(Door { keys, public: config.access.public_paths.clone(), secret, hosts: config.hosts() }),
         metrics: telemetry::metrics(),
         changes: changes.clone(),
         ending: ending.clone(),

@@ -15,6 +15,7 @@ use crate::access::{Access, Keys};
 use crate::bench::BenchArgs;
 use crate::domain::new_task::Limits;
 use crate::domain::retry;
+use crate::http::Hosts;
 use crate::secret::Secret;
 use crate::webhook::{Allow, Guard, SHORTEST, Signer};
 
@@ -309,6 +310,11 @@ impl Config {
             ));
         }
         Ok(keys)
+    }
+
+    /// The hosts that requests may name as long as there are no keys.
+    pub fn hosts(&self) -> Hosts {
+        Hosts::new(self.http.bind_addr, self.http.host_url.as_deref())
     }
 
     /// Settings that work but are probably not meant, one line each.

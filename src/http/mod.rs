@@ -7,6 +7,7 @@ mod deliveries;
 pub mod dto;
 mod error;
 mod extract;
+mod host;
 mod openapi;
 mod retries;
 mod security;
@@ -40,6 +41,7 @@ use crate::service::{self, Service};
 pub use auth::Door;
 pub use body::Bodies;
 pub use error::Problem;
+pub use host::Hosts;
 pub use openapi::document;
 pub use server::serve;
 

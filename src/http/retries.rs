@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
-use super::auth::Caller;
+use super::auth::{Caller, Viewer};
 use super::body::Body;
 use super::dto::{NewRetry, RetryRequest};
 use super::extract::{Id, Kind, Query};
@@ -38,12 +38,13 @@ use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedT
 pub async fn task(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
+    viewer: Viewer,
     Id(id): Id,
     Body(body, _held): Body,
 ) -> Result<Json<RetriedTask>, Problem> {
     let request = read_retry_request(body).map_err(Problem::invalid)?;
     let retried = api.unbroken(async move { service.retry_task(id, &request).await }).await?;
-    Ok(Json(retried))
+    Ok(Json(RetriedTask { task: viewer.shown(retried.task), ..retried }))
 }
 
 /// Retry what failed in a batch

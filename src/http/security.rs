@@ -47,6 +47,7 @@ fn secure(path: &str, method: &Method, operation: &mut Operation) {
     let none: [&str; 0] = [];
     operation.security = Some(schemes.into_iter().map(|name| SecurityRequirement::new(name, none)).collect());
     add(operation, "401", &refusal);
+    add(operation, "421", "Without API keys: the Host is not this service");
     match needed(method, Some(path)) {
         Scope::Read => {}
         scope => add(operation, "403", &format!("The scope of the API key is less than {}", scope.as_str())),

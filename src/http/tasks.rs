@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::auth::Caller;
+use super::auth::{Caller, Viewer};
 use super::body::{Body, Text};
 use super::dto::{CreateTasks, TaskPatch, TaskProgress};
 use super::extract::{Id, Query};
@@ -134,8 +134,13 @@ pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Respo
          content_type = "application/problem+json"),
     )
 )]
-pub async fn get(State(api): State<Arc<Api>>, Id(id): Id, query: Query) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.service.task(id, run_of(query)?).await?))
+pub async fn get(
+    State(api): State<Arc<Api>>,
+    viewer: Viewer,
+    Id(id): Id,
+    query: Query,
+) -> Result<Json<WholeTask>, Problem> {
+    Ok(Json(viewer.shown(api.service.task(id, run_of(query)?).await?)))
 }
 
 /// Report how a run ended, or change a task
@@ -164,6 +169,7 @@ pub async fn get(State(api): State<Arc<Api>>, Id(id): Id, query: Query) -> Resul
 pub async fn patch(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
+    viewer: Viewer,
     Id(id): Id,
     query: Query,
     Body(body, _held): Body,
@@ -176,7 +182,7 @@ pub async fn patch(
         return Err(Problem::invalid(vec![format!("run: is {in_query} in the query but {in_body} in the body")]));
     }
     patch.run = patch.run.or(run);
-    Ok(Json(api.unbroken(async move { service.patch(id, patch).await }).await?))
+    Ok(Json(viewer.shown(api.unbroken(async move { service.patch(id, patch).await }).await?)))
 }
 
 /// Give a sign of life
@@ -234,9 +240,10 @@ pub async fn put(
 pub async fn cancel(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
+    viewer: Viewer,
     Id(id): Id,
 ) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.unbroken(async move { service.cancel(id).await }).await?))
+    Ok(Json(viewer.shown(api.unbroken(async move { service.cancel(id).await }).await?)))
 }
 
 /// Pause a task that is not being executed
@@ -258,9 +265,10 @@ pub async fn cancel(
 pub async fn pause(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
+    viewer: Viewer,
     Id(id): Id,
 ) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.unbroken(async move { service.pause(id).await }).await?))
+    Ok(Json(viewer.shown(api.unbroken(async move { service.pause(id).await }).await?)))
 }
 
 /// Resume a paused task
@@ -281,9 +289,10 @@ pub async fn pause(
 pub async fn resume(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
+    viewer: Viewer,
     Id(id): Id,
 ) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.unbroken(async move { service.resume(id).await }).await?))
+    Ok(Json(viewer.shown(api.unbroken(async move { service.resume(id).await }).await?)))
 }
 
 /// Keys of different callers never meet.

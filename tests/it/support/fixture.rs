@@ -75,7 +75,12 @@ impl Fixture {
             bodies: Bodies::new(config.request.max_body_bytes),
             idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
             request_time: config.request_time(),
-            door: Arc::new(Door { keys: config.keys().unwrap(), public: config.access.public_paths.clone(), secret }),
+            door: Arc::new(Door {
+                keys: config.keys().unwrap(),
+                public: config.access.public_paths.clone(),
+                secret,
+                hosts: config.hosts(),
+            }),
             metrics: telemetry::metrics(),
             changes: TaskTracker::new(),
             ending: CancellationToken::new(),
