@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::config::{Command, Config};
 use crate::doctor;
 use crate::handle::Handles;
-use crate::http::{self, Api, Door};
+use crate::http::{self, Api, Bodies, Door};
 use crate::loops::audit::Audit;
 use crate::loops::calls::Keeper;
 use crate::loops::counters::Counters;
@@ -140,10 +140,10 @@ async fn serve(
         loops: for_loops.clone(),
         service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
         limits: config.limits(),
-        max_body_bytes: config.request.max_body_bytes,
+        bodies: Bodies::new(config.request.max_body_bytes),
         idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
         request_time: config.request_time(),
-        door: Arc::new(Door { keys, public: config.access.public_paths.clone(), secret }),
+        door: Arc::new(Door { keys, public: config.access.public_paths.clone(), secret, hosts: config.hosts() }),
         metrics: telemetry::metrics(),
         changes: changes.clone(),
         ending: ending.clone(),

@@ -15,6 +15,7 @@ use crate::access::{Access, Keys};
 use crate::bench::BenchArgs;
 use crate::domain::new_task::Limits;
 use crate::domain::retry;
+use crate::http::Hosts;
 use crate::secret::Secret;
 use crate::webhook::{Allow, Guard, SHORTEST, Signer};
 
@@ -205,6 +206,12 @@ pub struct Request {
     /// Notification actions of one task, or of a batch, at most
     #[arg(long, env = "MAX_ACTIONS_PER_TASK", global = true, default_value = "20", value_parser = whole(0..=1000usize), value_name = "N")]
     pub max_actions_per_task: usize,
+    /// Size of one action at most: URL, headers and body
+    #[arg(long, env = "MAX_ACTION_BYTES", global = true, default_value = "262144", value_parser = whole(1024..=1_073_741_824usize), value_name = "BYTES")]
+    pub max_action_bytes: usize,
+    /// Size of one task with all its actions at most
+    #[arg(long, env = "MAX_TASK_BYTES", global = true, default_value = "1048576", value_parser = whole(1024..=1_073_741_824usize), value_name = "BYTES")]
+    pub max_task_bytes: usize,
     /// Seconds for which a repeated `Idempotency-Key` is recognized
     #[arg(long, env = "IDEMPOTENCY_TTL_SECS", global = true, default_value = "86400", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
     pub idempotency_ttl_secs: u64,
@@ -305,6 +312,11 @@ impl Config {
         Ok(keys)
     }
 
+    /// The hosts that requests may name as long as there are no keys.
+    pub fn hosts(&self) -> Hosts {
+        Hosts::new(self.http.bind_addr, self.http.host_url.as_deref())
+    }
+
     /// Settings that work but are probably not meant, one line each.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
@@ -337,6 +349,8 @@ impl Config {
             links_per_batch: self.request.max_links_per_batch,
             actions_per_task: self.request.max_actions_per_task,
             metadata_bytes: 65_536,
+            action_bytes: self.request.max_action_bytes,
+            task_bytes: self.request.max_task_bytes,
             retry: retry::Limits {
                 max_retries: self.retry.retry_max_retries_limit,
                 max_delay_secs: self.retry.retry_max_delay_limit,

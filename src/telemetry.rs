@@ -6,7 +6,9 @@ use std::time::Duration;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt;
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 
 use crate::config::{Log, LogFormat};
 
@@ -16,13 +18,41 @@ const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 /// Logs go to standard error: standard output belongs to what was asked for.
 pub fn logs(log: &Log) {
     let filter = EnvFilter::new(&log.rust_log.0);
-    let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     let set = match log.log_format {
-        LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init(),
+        LogFormat::Text => {
+            let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            builder.with_ansi(ansi).fmt_fields(OneLine).try_init()
+        }
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
     if let Err(error) = set {
         eprintln!("logs are already set up: {error}");
+    }
+}
+
+/// Fields of text logs without control characters: an event stays one line, and nobody's text steers a terminal. By itself
+/// the library escapes some of them, in messages only.
+#[derive(Clone, Copy, Debug, Default)]
+struct OneLine;
+
+impl<'writer> FormatFields<'writer> for OneLine {
+    fn format_fields<R: RecordFields>(&self, mut writer: Writer<'writer>, fields: R) -> std::fmt::Result {
+        DefaultFields::new().format_fields(Writer::new(&mut Escaped(&mut writer)), fields)
+    }
+}
+
+struct Escaped<'a, 'writer>(&'a mut Writer<'writer>);
+
+impl std::fmt::Write for Escaped<'_, '_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        for part in text.split_inclusive(|c: char| c.is_control()) {
+            match part.chars().next_back().filter(|c| c.is_control()) {
+                Some(last) => write!(self.0, "{}{}", &part[..part.len() - last.len_utf8()], last.escape_default())?,
+                None => self.0.write_str(part)?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -84,4 +114,44 @@ fn describe() {
     gauge!("reprise_outbox_oldest_age_seconds", "Age of the oldest of them");
     gauge!("reprise_pool_connections", "Database connections, used and idle");
     histogram!("reprise_http_request_duration_seconds", "Duration of requests, by method, path and status");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn nobody_ends_a_line_of_the_text_log() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let logs =
+            tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).fmt_fields(OneLine).finish();
+        let text = "a\nb\r\x1b[31mc\u{9b}d\0é";
+        tracing::subscriber::with_default(logs, || {
+            let span = tracing::info_span!("call", shown = %text, later = tracing::field::Empty);
+            span.record("later", text);
+            let error = std::io::Error::other(text);
+            span.in_scope(|| tracing::warn!(display = %text, debug = ?text, str = text, %error, "said {text}"));
+        });
+        let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(said.ends_with('\n') && said.contains("said a\\nb") && said.contains("display=a\\nb"), "{said}");
+        assert_eq!(said.trim_end_matches('\n').chars().filter(|c| c.is_control()).count(), 0, "{said:?}");
+        assert!(said.contains('é'), "{said}");
+    }
 }

@@ -26,7 +26,7 @@ fn an_action_arrives_as_it_was_given() {
     let expected = WebhookParams {
         url: "http://worker/start".into(),
         verb: Verb::Patch,
-        body: Some(json!([1, null])),
+        body: Some(serde_json::from_str("[1,null]").unwrap()),
         headers: BTreeMap::from([("X-Mine".into(), "yes\tit is".into())]),
     };
     assert_eq!(action.unwrap(), Action { kind: ActionKind::Webhook, params: expected });
@@ -53,9 +53,11 @@ fn kind_and_params_are_required() {
 fn verbs() {
     let verbs = [Verb::Get, Verb::Post, Verb::Put, Verb::Patch, Verb::Delete];
     for (word, verb) in ["Get", "Post", "Put", "Patch", "Delete"].into_iter().zip(verbs) {
-        assert_eq!(read_start(params(json!({"verb": word}))).unwrap().params.verb, verb);
+        for word in [word.to_owned(), word.to_uppercase(), word.to_lowercase()] {
+            assert_eq!(read_start(params(json!({"verb": word}))).unwrap().params.verb, verb);
+        }
     }
-    for wrong in [json!("GET"), json!("Head"), json!(""), json!(1), json!({})] {
+    for wrong in [json!("Head"), json!(""), json!(1), json!({})] {
         refuse_param("verb", json!({"verb": wrong}));
     }
 }
@@ -120,11 +122,147 @@ fn headers_of_the_service_cannot_be_set() {
 #[test]
 fn an_answer_may_hold_an_action() {
     let answer = |value: Value| read_answered_action(value.to_string().as_bytes());
-    assert_eq!(answer(webhook("http://w/cancel")).map(|a| a.params.url), Some("http://w/cancel".into()));
-    for other in [json!({}), json!({"ok": true}), json!(null), json!([]), webhook("ftp://w/"), webhook("http://w/\0")] {
-        assert_eq!(answer(other.clone()), None, "{other}");
+    let mut action = webhook("http://w/cancel");
+    assert_eq!(answer(action.clone()).unwrap().unwrap().params.url, "http://w/cancel");
+    action["note"] = json!("mine\0");
+    action["params"]["note"] = json!({"deep": "\0"});
+    action["params"]["verb"] = json!("delete");
+    assert_eq!(answer(action).unwrap().unwrap().params.verb, Verb::Delete, "unknown keys are ignored");
+    for other in [json!({}), json!({"ok": true}), json!(null), json!([]), json!("kind")] {
+        assert_eq!(answer(other.clone()), Ok(None), "{other}");
     }
-    assert_eq!(read_answered_action(b""), None);
-    assert_eq!(read_answered_action(b"OK"), None);
-    assert_eq!(read_answered_action(b"\xff\xfe{"), None);
+    for other in ["", "OK", "{\"kind\":", "<html>kind</html>"] {
+        assert_eq!(read_answered_action(other.as_bytes()), Ok(None), "{other}");
+    }
+    assert_eq!(read_answered_action(b"\xff\xfe{"), Ok(None));
+}
+
+#[test]
+fn an_answered_action_that_is_not_valid_is_refused_with_the_reason() {
+    let cases = [
+        (json!({"url": "http://w/cancel"}), "answer.kind: is required; answer.params: is required"),
+        (json!({"kind": "Mail"}), "answer.kind: must be one of Webhook, not \"Mail\"; answer.params: is required"),
+        (webhook("ftp://w/"), "answer.params.url: must start with http:// or https://"),
+        (webhook("http://w/\0"), "answer.params.url: must not contain NUL characters"),
+        (
+            params(json!({"verb": "Head"})),
+            "answer.params.verb: must be one of Get, Post, Put, Patch, Delete, not \"Head\"",
+        ),
+        (params(json!({"body": ["\0"]})), "answer.params.body[0]: must not contain NUL characters"),
+    ];
+    for (answer, reason) in cases {
+        assert_eq!(read_answered_action(answer.to_string().as_bytes()), Err(reason.to_owned()), "{answer}");
+    }
+    let whole = params(json!({"body": "x".repeat(1000)})).to_string();
+    let reason = read_answered_action(&whole.as_bytes()[..500]).unwrap_err();
+    assert!(reason.starts_with("answer: is not valid JSON: EOF"), "cut off: {reason}");
+}
+
+#[test]
+fn the_body_of_an_action_stays_the_text_it_was() {
+    let read = |body: &str| {
+        let text = params(json!({"body": "here"})).to_string().replace("\"here\"", body);
+        let batch = format!("[{{\"name\": \"n\", \"kind\": \"k\", \"on_start\": {text}}}]");
+        let mut batch = read_batch(batch.as_bytes(), &LIMITS)?;
+        Ok::<_, Vec<String>>(batch.tasks.remove(0).actions.on_start.unwrap().params.body)
+    };
+    let kept = [
+        ("1.50", "1.50"),
+        (
+            "{ \"b\" : [ 1e5 , 12345678901234567890123 ] ,\n\"a\": \" \\\" \\\\\" }",
+            "{\"b\":[1e5,12345678901234567890123],\"a\":\" \\\" \\\\\"}",
+        ),
+        ("\"\\u00e9\"", "\"\\u00e9\""),
+        ("[]", "[]"),
+    ];
+    for (sent, text) in kept {
+        assert_eq!(read(sent).unwrap().unwrap().get(), text);
+    }
+    assert_eq!(read("null"), Ok(None));
+    for wrong in ["\"\\ud800\"", "1e999", "\"\\u0000\"", "{\"\\u0000\": 1}"] {
+        let found = read(wrong).unwrap_err();
+        assert!(found.len() == 1 && found[0].starts_with("[0].on_start.params.body"), "{wrong}: {found:?}");
+    }
+    let nested = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+    assert!(read(&nested(120)).is_ok());
+    let found = read(&nested(121)).unwrap_err();
+    assert!(found[0].contains("nested deeper than 120 levels"), "{found:?}");
+    assert!(read(&nested(100_000)).is_err());
+}
+
+#[test]
+fn secrets_in_headers_are_hidden() {
+    let names = [
+        "Authorization",
+        "proxy-authorization",
+        "COOKIE",
+        "Set-Cookie",
+        "X-Api-Key",
+        "token-of",
+        "Secretary",
+        "x-PASSWORD",
+    ];
+    let plain = ["Accept", "X-Mine", "Authorization-Not"];
+    let headers: Value = names
+        .iter()
+        .chain(&plain)
+        .map(|name| ((*name).to_owned(), json!("v")))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
+    let action = params(json!({"headers": headers}));
+    let lists = json!({"on_start": action, "on_success": [action], "on_failure": [action], "on_retry": [action]});
+    let mut actions = read_one(lists).unwrap().actions;
+    actions.cancel = actions.on_start.clone();
+    actions.hide_secrets();
+    let Actions { on_start, on_success, on_failure, on_retry, cancel } = actions;
+    let all = on_start.into_iter().chain(on_success).chain(on_failure).chain(on_retry).chain(cancel);
+    let mut count = 0;
+    for action in all {
+        count += 1;
+        for (name, value) in action.params.headers {
+            assert_eq!(value, if names.contains(&name.as_str()) { "***" } else { "v" }, "{name}");
+        }
+    }
+    assert_eq!(count, 5);
+}
+
+#[test]
+fn actions_and_tasks_have_a_largest_size() {
+    let limits = Limits { action_bytes: 300, task_bytes: 1000, metadata_bytes: 900, ..LIMITS };
+    let bare = params(json!({"body": ""})).to_string().len();
+    let action = |size: usize| params(json!({"body": "x".repeat(size - bare)}));
+    let found = |body: Value| read_batch(body.to_string().as_bytes(), &limits).err().unwrap_or_default();
+    let task = |more: Value| json!([task_with(json!({})), task_with(more)]);
+    let too_large =
+        |path: &str, size: usize| vec![format!("{path}: must have at most 300 bytes, not {size} (MAX_ACTION_BYTES)")];
+    assert!(found(task(json!({"on_start": action(300)}))).is_empty());
+    assert_eq!(found(task(json!({"on_start": action(301)}))), too_large("[1].on_start", 301));
+    assert_eq!(found(task(json!({"on_success": [action(300), action(400)]}))), too_large("[1].on_success[1]", 400));
+    let batch = |size| json!({"tasks": [], "on_batch_complete": [action(200), action(size)]});
+    assert!(found(batch(300)).is_empty());
+    assert_eq!(found(batch(301)), too_large("on_batch_complete[1]", 301));
+    let spaced = format!("[{}]", serde_json::to_string_pretty(&task_with(json!({"on_start": action(300)}))).unwrap());
+    assert!(read_batch(spaced.as_bytes(), &limits).is_ok(), "whitespace does not count");
+
+    let large = task(json!({"on_failure": [action(300), action(300), action(300)], "on_start": action(200)}));
+    let size = large[1].to_string().len();
+    assert_eq!(found(large), [format!("[1]: must have at most 1000 bytes, not {size} (MAX_TASK_BYTES)")]);
+    let both = task(json!({"on_start": action(1000)}));
+    let size = both[1].to_string().len();
+    let expected = [
+        format!("[1]: must have at most 1000 bytes, not {size} (MAX_TASK_BYTES)"),
+        too_large("[1].on_start", 1000).remove(0),
+    ];
+    assert_eq!(found(both), expected);
+    // As jsonb a small number can be long.
+    let numbers =
+        task(json!({"metadata": {"a": 1e300, "b": 1e300}, "on_start": action(300), "fair_key": "x".repeat(100)}));
+    let size = numbers[1].to_string().len() + 2 * (301 - 6);
+    let expected = if numbers[1].to_string().contains("1e300") { size + 2 } else { size };
+    assert_eq!(found(numbers), [format!("[1]: must have at most 1000 bytes, not {expected} (MAX_TASK_BYTES)")]);
+    let rest = found(json!({"tasks": [], "scope": "x".repeat(2000)}));
+    assert!(
+        rest.len() == 1 && rest[0].contains("beside tasks and on_batch_complete") && rest[0].contains("MAX_TASK_BYTES"),
+        "{rest:?}"
+    );
 }

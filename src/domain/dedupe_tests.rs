@@ -8,8 +8,9 @@ use crate::domain::sample::LIMITS;
 
 use Status::{Canceled, Failure, Pending, Running, Success, Waiting};
 
+#[allow(clippy::needless_pass_by_value, reason = "called with `json!`")]
 fn read(body: Value) -> Vec<NewTask> {
-    read_batch(body, &LIMITS).unwrap().tasks
+    read_batch(body.to_string().as_bytes(), &LIMITS).unwrap().tasks
 }
 
 /// A task of which there is one for each `n`.
@@ -169,12 +170,12 @@ fn a_request_compares_by_so_many_lists_at_most() {
         };
         (0..count).collect::<Vec<_>>().chunks(10).map(task).collect::<Vec<_>>()
     };
-    assert!(read_batch(json!(tasks(MOST_LISTS)), &LIMITS).is_ok());
+    assert!(read_batch(json!(tasks(MOST_LISTS)).to_string().as_bytes(), &LIMITS).is_ok());
     let mut other_kind = tasks(MOST_LISTS);
     other_kind.push(json!({"name": "n", "kind": "j", "metadata": metadata, "dedupe_strategy": [{"fields": ["f7"]}]}));
-    assert!(read_batch(json!(other_kind), &LIMITS).is_ok());
+    assert!(read_batch(json!(other_kind).to_string().as_bytes(), &LIMITS).is_ok());
     assert_eq!(
-        read_batch(json!({"tasks": tasks(MOST_LISTS + 1)}), &LIMITS).unwrap_err(),
+        read_batch(json!({"tasks": tasks(MOST_LISTS + 1)}).to_string().as_bytes(), &LIMITS).unwrap_err(),
         ["tasks: dedupe_strategy must compare tasks of the kind \"k\" by at most 20 different lists of fields"]
     );
 }

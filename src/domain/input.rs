@@ -1,11 +1,15 @@
 //! Reads untrusted JSON field by field and collects every problem with the path of its field,
 //! instead of stopping at the first. Knows nothing of what the fields mean.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
+
+use super::json::{self, Object};
 
 /// More than anybody reads; past this they are only counted.
 const MOST_PROBLEMS: usize = 10_000;
@@ -31,6 +35,12 @@ impl Problems {
         self.lines.push(format!("{path}: {problem}"));
     }
 
+    pub fn append(&mut self, others: Problems) {
+        let room = MOST_PROBLEMS.saturating_sub(self.lines.len());
+        self.more += others.more + others.lines.len().saturating_sub(room);
+        self.lines.extend(others.lines.into_iter().take(room));
+    }
+
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
@@ -52,16 +62,18 @@ impl Problems {
 }
 
 /// An object that is being read. What nobody took by the end is unknown, and said so.
-pub struct Fields {
+pub struct Fields<'a> {
     path: String,
     map: Map<String, Value>,
+    /// Fields that stay text.
+    texts: BTreeMap<String, &'a RawValue>,
 }
 
-impl Fields {
-    pub fn open(value: Value, path: impl Into<String>, problems: &mut Problems) -> Option<Fields> {
+impl<'a> Fields<'a> {
+    pub fn open(value: Value, path: impl Into<String>, problems: &mut Problems) -> Option<Fields<'a>> {
         let path = path.into();
         match value {
-            Value::Object(map) => Some(Fields { path, map }),
+            Value::Object(map) => Some(Fields { path, map, texts: BTreeMap::new() }),
             other => {
                 problems.add(path, format!("must be an object, not {}", name_of(&other)));
                 None
@@ -69,8 +81,54 @@ impl Fields {
         }
     }
 
+    /// Leaves fields as text where `keep` says so; [`Fields::text`] takes them.
+    pub fn open_text(
+        text: &'a RawValue,
+        path: impl Into<String>,
+        keep: impl Fn(&str) -> bool,
+        problems: &mut Problems,
+    ) -> Option<Fields<'a>> {
+        let (text, path) = (text.get(), path.into());
+        if !text.starts_with('{') {
+            problems.add(path, format!("must be an object, not {}", name_of_text(text)));
+            return None;
+        }
+        match Object::read(text, keep) {
+            Ok(Object { trees: map, texts }) => {
+                look_in_object(&map, &mut vec![Segment::Name(&path)], problems);
+                Some(Fields { path, map, texts })
+            }
+            Err(error) => {
+                problems.add(path, format!("is not valid JSON: {error}"));
+                None
+            }
+        }
+    }
+
+    /// Makes trees of the texts that are left, if they have at most `most` bytes together; otherwise drops them and
+    /// answers how many they have.
+    pub fn grow(&mut self, most: usize, problems: &mut Problems) -> Result<(), usize> {
+        let texts = std::mem::take(&mut self.texts);
+        if texts.values().map(|text| text.get().len()).sum::<usize>() > most {
+            let size = texts.iter().map(|(name, text)| name.len() + json::compact_len(text.get()) + 4).sum();
+            if size > most {
+                return Err(size);
+            }
+        }
+        for (name, text) in texts {
+            match serde_json::from_str(text.get()) {
+                Ok(value) => {
+                    self.map.insert(name, value);
+                }
+                Err(error) => problems.add(self.path(&name), format!("is not valid JSON: {error}")),
+            }
+        }
+        look_in_object(&self.map, &mut vec![Segment::Name(&self.path)], problems);
+        Ok(())
+    }
+
     pub fn close(self, problems: &mut Problems) {
-        for name in self.map.keys() {
+        for name in self.map.keys().chain(self.texts.keys()) {
             problems.add(self.path(name), "unknown field");
         }
     }
@@ -82,6 +140,22 @@ impl Fields {
     /// Takes the field out; null counts as absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.map.remove(name).filter(|v| !v.is_null())
+    }
+
+    /// Takes out a field that stayed text; null counts as absent.
+    pub fn text(&mut self, name: &str) -> Option<&'a RawValue> {
+        self.texts.remove(name).filter(|text| text.get() != "null")
+    }
+
+    /// The items of an array that stayed text, at most `most` of them, and how many there are.
+    pub fn texts(&mut self, name: &str, most: usize, problems: &mut Problems) -> Option<(Vec<&'a RawValue>, usize)> {
+        let text = self.text(name)?.get();
+        if !text.starts_with('[') {
+            problems.add(self.path(name), format!("must be an array, not {}", name_of_text(text)));
+            return None;
+        }
+        let items = json::items(text, most);
+        items.map_err(|error| problems.add(self.path(name), format!("is not valid JSON: {error}"))).ok()
     }
 
     pub fn string(&mut self, name: &str, length: RangeInclusive<usize>, problems: &mut Problems) -> Option<String> {
@@ -183,12 +257,12 @@ impl Fields {
 
     /// Whether the field is there at all, be it null.
     pub fn names(&self, name: &str) -> bool {
-        self.map.contains_key(name)
+        self.map.contains_key(name) || self.texts.contains_key(name)
     }
 
     /// Null counts as absent.
     pub fn has(&self, name: &str) -> bool {
-        self.map.get(name).is_some_and(|v| !v.is_null())
+        self.map.get(name).is_some_and(|v| !v.is_null()) || self.texts.get(name).is_some_and(|t| t.get() != "null")
     }
 
     pub fn require(&self, name: &str, problems: &mut Problems) {
@@ -226,18 +300,20 @@ fn look_for_nul<'a>(value: &'a Value, path: &mut Vec<Segment<'a>>, problems: &mu
                 path.pop();
             }
         }
-        Value::Object(map) => {
-            for (name, item) in map {
-                if name.contains('\0') {
-                    problems.add(shown_path(path), "field names must not contain NUL characters");
-                } else {
-                    path.push(Segment::Field(name));
-                    look_for_nul(item, path, problems);
-                    path.pop();
-                }
-            }
-        }
+        Value::Object(map) => look_in_object(map, path, problems),
         _ => {}
+    }
+}
+
+fn look_in_object<'a>(map: &'a Map<String, Value>, path: &mut Vec<Segment<'a>>, problems: &mut Problems) {
+    for (name, item) in map {
+        if name.contains('\0') {
+            problems.add(shown_path(path), "field names must not contain NUL characters");
+        } else {
+            path.push(Segment::Field(name));
+            look_for_nul(item, path, problems);
+            path.pop();
+        }
     }
 }
 
@@ -264,6 +340,18 @@ pub(super) fn name_of(value: &Value) -> &'static str {
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
         Value::Object(_) => "an object",
+    }
+}
+
+/// The same of a value that is text.
+fn name_of_text(text: &str) -> &'static str {
+    match text.as_bytes().first() {
+        Some(b'n') => "null",
+        Some(b't' | b'f') => "a boolean",
+        Some(b'"') => "a string",
+        Some(b'[') => "an array",
+        Some(b'{') => "an object",
+        _ => "a number",
     }
 }
 

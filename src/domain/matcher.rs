@@ -11,6 +11,8 @@ use super::status::Status;
 
 const MOST_MATCHERS: usize = 10;
 const MOST_FIELDS: usize = 20;
+/// Characters of the name of a field.
+const LONGEST_NAME: usize = 255;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Matcher {
@@ -140,6 +142,10 @@ pub fn read_names(fields: &mut Fields, exists: impl Fn(&str) -> bool, problems: 
     for (i, item) in items.into_iter().enumerate() {
         let path = format!("{path}[{i}]");
         match item {
+            Value::String(name) if name.chars().count() > LONGEST_NAME => {
+                problems
+                    .add(path, format!("must have at most {LONGEST_NAME} characters, not {}", name.chars().count()));
+            }
             Value::String(name) if !exists(&name) => {
                 problems.add(path, format!("the metadata of the task has no field \"{name}\""));
             }

@@ -4,17 +4,20 @@ use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::dedupe::{self, MOST_LISTS};
-use super::input::{Fields, Problems, refuse_nul};
+use super::input::{Fields, Problems};
+use super::json;
 use super::matcher::{Matcher, read_strategy};
+use super::new_action::{read_action, read_actions};
 use super::new_policy::read_policy;
 use super::policy::Policy;
 use super::retry;
 use super::rules::{Bearer, Rule, read_rules};
 use super::status::Status;
 use super::task::Flags;
-use super::webhook::{Action, ActionKind, Actions, RESERVED_HEADERS, Verb, WebhookParams};
+use super::webhook::{Action, Actions};
 
 /// What the configuration allows a request to hold, and what it means where a request is silent.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +27,10 @@ pub struct Limits {
     pub links_per_batch: usize,
     pub actions_per_task: usize,
     pub metadata_bytes: usize,
+    /// Of one action: URL, headers and body.
+    pub action_bytes: usize,
+    /// Of one task with all its actions.
+    pub task_bytes: usize,
     pub retry: retry::Limits,
     /// Whether batches that do not say so have their dead ends canceled.
     pub dead_end_cancel: bool,
@@ -107,71 +114,92 @@ impl NewTask {
     }
 }
 
-pub fn read_batch(body: Value, limits: &Limits) -> Result<NewBatch, Vec<String>> {
+/// Reads the body of a request that creates tasks; an empty one is `{}`.
+pub fn read_batch(body: &[u8], limits: &Limits) -> Result<NewBatch, Vec<String>> {
     let mut problems = Problems::default();
-    refuse_nul(&body, "", &mut problems);
-    let batch = match body {
-        Value::Array(items) => Some(NewBatch {
-            tasks: read_tasks(items, "", limits, &mut problems),
-            on_batch_complete: Vec::new(),
-            scope: None,
-            metadata: None,
-            fair_key: None,
-            dead_end_cancel: limits.dead_end_cancel,
-            bytes: 0,
-        }),
-        Value::Object(_) => Fields::open(body, "", &mut problems).map(|mut fields| {
-            fields.require("tasks", &mut problems);
-            let items = fields.array("tasks", &mut problems).unwrap_or_default();
-            let batch = NewBatch {
-                tasks: read_tasks(items, "tasks", limits, &mut problems),
-                on_batch_complete: read_actions(&mut fields, "on_batch_complete", &mut problems),
-                scope: fields.string("scope", 1..=255, &mut problems),
-                metadata: read_metadata(&mut fields, limits, &mut problems),
-                fair_key: fields.string("fair_key", 1..=255, &mut problems),
-                dead_end_cancel: fields.boolean("dead_end_cancel", &mut problems).unwrap_or(limits.dead_end_cancel),
-                bytes: 0,
-            };
-            if batch.on_batch_complete.len() > limits.actions_per_task {
-                problems.add("on_batch_complete", format!("must have at most {} actions", limits.actions_per_task));
-            }
-            fields.close(&mut problems);
-            batch
-        }),
-        _ => {
+    let body = if body.is_empty() { b"{}" } else { body };
+    let batch = match serde_json::from_slice::<&RawValue>(body) {
+        Ok(text) if text.get().starts_with('[') => {
+            let items = json::items(text.get(), limits.tasks_per_batch).ok();
+            items.map(|items| NewBatch {
+                tasks: read_tasks(&items, "", limits, &mut problems),
+                on_batch_complete: Vec::new(),
+                scope: None,
+                metadata: None,
+                fair_key: None,
+                dead_end_cancel: limits.dead_end_cancel,
+                bytes: body.len(),
+            })
+        }
+        Ok(text) if text.get().starts_with('{') => read_object(text, limits, &mut problems),
+        Ok(_) => {
             problems.add("", "must be an array of tasks or an object with `tasks`");
+            None
+        }
+        Err(error) => {
+            problems.add("", format!("is not valid JSON: {error}"));
             None
         }
     };
     problems.or(batch)
 }
 
-/// An action as it may come back in the answer to `on_start`: `None` where there is none, or none that is valid.
-pub fn read_answered_action(answer: &[u8]) -> Option<Action> {
-    let value: Value = serde_json::from_slice(answer).ok()?;
-    let mut problems = Problems::default();
-    refuse_nul(&value, "", &mut problems);
-    let action = read_action(value, "answer", &mut problems);
-    problems.or(action).ok()
+fn read_object(text: &RawValue, limits: &Limits, problems: &mut Problems) -> Option<NewBatch> {
+    let mut fields = Fields::open_text(text, "", |_| true, problems)?;
+    fields.require("tasks", problems);
+    let items = fields.texts("tasks", limits.tasks_per_batch, problems).unwrap_or_default();
+    let most = (limits.actions_per_task, limits.action_bytes);
+    let (on_batch_complete, actions) = read_actions(&mut fields, "on_batch_complete", most, problems);
+    if actions > limits.actions_per_task {
+        problems.add("on_batch_complete", format!("must have at most {} actions", limits.actions_per_task));
+    }
+    if let Err(size) = fields.grow(limits.task_bytes, problems) {
+        let what = format!("must have at most {} bytes, not {size} (MAX_TASK_BYTES)", limits.task_bytes);
+        problems.add("", format!("beside tasks and on_batch_complete {what}"));
+    }
+    let batch = NewBatch {
+        tasks: read_tasks(&items, "tasks", limits, problems),
+        on_batch_complete,
+        scope: fields.string("scope", 1..=255, problems),
+        metadata: read_metadata(&mut fields, limits, problems),
+        fair_key: fields.string("fair_key", 1..=255, problems),
+        dead_end_cancel: fields.boolean("dead_end_cancel", problems).unwrap_or(limits.dead_end_cancel),
+        bytes: text.get().len(),
+    };
+    fields.close(problems);
+    Some(batch)
 }
 
-fn read_tasks(items: Vec<Value>, path: &str, limits: &Limits, problems: &mut Problems) -> Vec<NewTask> {
-    if items.len() > limits.tasks_per_batch {
-        let (most, count) = (limits.tasks_per_batch, items.len());
+/// `items` are the first tasks, as many as are allowed, and how many there are.
+fn read_tasks(
+    (items, count): &(Vec<&RawValue>, usize),
+    path: &str,
+    limits: &Limits,
+    problems: &mut Problems,
+) -> Vec<NewTask> {
+    if *count > limits.tasks_per_batch {
+        let most = limits.tasks_per_batch;
         problems.add(path, format!("must have at most {most} tasks, not {count} (MAX_TASKS_PER_BATCH)"));
         return Vec::new();
     }
     let mut tasks: Vec<NewTask> = Vec::with_capacity(items.len());
     let mut positions: HashMap<String, usize> = HashMap::new();
     let mut links = 0;
-    for (i, item) in items.into_iter().enumerate() {
-        let Some(mut fields) = Fields::open(item, format!("{path}[{i}]"), problems) else { continue };
+    for (i, item) in items.iter().enumerate() {
+        let path = format!("{path}[{i}]");
+        if item.get().len() > limits.task_bytes && !is_small(item, &path, limits, problems) {
+            continue;
+        }
+        let Some(mut fields) = Fields::open_text(item, &*path, is_action, problems) else { continue };
         let id = fields.string("id", 1..=255, problems);
         let task = read_task(&mut fields, &positions, limits, problems);
         if let Some(id) = id
             && positions.insert(id.clone(), i).is_some()
         {
             problems.add(fields.path("id"), format!("\"{id}\" is used twice"));
+        }
+        if let Some(size) = stored_size(item, &task, limits) {
+            problems.add(path, too_large(size, limits));
         }
         fields.close(problems);
         links += task.dependencies.len();
@@ -193,6 +221,55 @@ fn read_tasks(items: Vec<Value>, path: &str, limits: &Limits, problems: &mut Pro
     tasks
 }
 
+fn is_action(name: &str) -> bool {
+    ["on_start", "on_success", "on_failure", "on_retry"].contains(&name)
+}
+
+/// Whether a task, as it was sent, has few enough bytes. One that has not never becomes a tree; of its parts only the
+/// actions are looked at, which may be what is too large.
+fn is_small(text: &RawValue, path: &str, limits: &Limits, problems: &mut Problems) -> bool {
+    let size = json::compact_len(text.get());
+    if size <= limits.task_bytes {
+        return true;
+    }
+    problems.add(path, too_large(size, limits));
+    if let Some(mut fields) =
+        text.get().starts_with('{').then(|| Fields::open_text(text, path, |_| true, problems)).flatten()
+    {
+        read_task_actions(&mut fields, limits, problems);
+    }
+    false
+}
+
+fn too_large(size: usize, limits: &Limits) -> String {
+    format!("must have at most {} bytes, not {size} (MAX_TASK_BYTES)", limits.task_bytes)
+}
+
+/// The size of a task whose metadata makes it too large once its numbers are written out.
+fn stored_size(text: &RawValue, task: &NewTask, limits: &Limits) -> Option<usize> {
+    let metadata = task.metadata.as_ref()?;
+    let stored = json::stored_len(metadata);
+    if text.get().len() + stored <= limits.task_bytes {
+        return None;
+    }
+    let size = json::compact_len(text.get()) + stored.saturating_sub(metadata.to_string().len());
+    (size > limits.task_bytes).then_some(size)
+}
+
+/// The actions of a task, and how many of them are notifications.
+fn read_task_actions(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> (Actions, usize) {
+    let on_start = read_action(fields, "on_start", limits.action_bytes, problems);
+    let most = (limits.actions_per_task, limits.action_bytes);
+    let mut count = 0;
+    let mut list = |name| {
+        let (actions, all) = read_actions(fields, name, most, problems);
+        count += all;
+        actions
+    };
+    let (on_success, on_failure, on_retry) = (list("on_success"), list("on_failure"), list("on_retry"));
+    (Actions { on_start, on_success, on_failure, on_retry, cancel: None }, count)
+}
+
 fn read_task(
     fields: &mut Fields,
     positions: &HashMap<String, usize>,
@@ -201,6 +278,7 @@ fn read_task(
 ) -> NewTask {
     let name = fields.required_string("name", 1..=255, problems).unwrap_or_default();
     let kind = fields.required_string("kind", 1..=100, problems).unwrap_or_default();
+    let (actions, notifications) = read_task_actions(fields, limits, problems);
     let mut task = NewTask {
         name,
         rules: read_rules(fields, &kind, problems),
@@ -208,13 +286,7 @@ fn read_task(
         timeout_secs: fields.integer("timeout", 1..=86_400, problems).unwrap_or(60),
         metadata: read_metadata(fields, limits, problems),
         priority: fields.integer("priority", -1000..=1000, problems).unwrap_or(0),
-        actions: Actions {
-            on_start: fields.take("on_start").and_then(|value| read_action(value, &fields.path("on_start"), problems)),
-            on_success: read_actions(fields, "on_success", problems),
-            on_failure: read_actions(fields, "on_failure", problems),
-            on_retry: read_actions(fields, "on_retry", problems),
-            cancel: None,
-        },
+        actions,
         dependencies: read_dependencies(fields, positions, limits, problems),
         has_children: false,
         dedupe_strategy: Vec::new(),
@@ -231,9 +303,7 @@ fn read_task(
             problems.add(fields.path(&format!("rules[{i}]")), problem);
         }
     }
-    let lists = [&task.actions.on_success, &task.actions.on_failure, &task.actions.on_retry];
-    let actions: usize = lists.iter().map(|list| list.len()).sum();
-    if actions > limits.actions_per_task {
+    if notifications > limits.actions_per_task {
         let most = limits.actions_per_task;
         problems.add(
             fields.path("on_success"),
@@ -286,88 +356,12 @@ fn read_dependencies(
 
 pub(super) fn read_metadata(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> Option<Value> {
     let metadata = fields.object("metadata", problems)?;
-    let size = metadata.to_string().len();
+    let size = json::stored_len(&metadata);
     if size > limits.metadata_bytes {
         let most = limits.metadata_bytes;
         problems.add(fields.path("metadata"), format!("must have at most {most} bytes, not {size}"));
     }
     Some(metadata).filter(|m| m.as_object().is_some_and(|m| !m.is_empty()))
-}
-
-fn read_actions(fields: &mut Fields, name: &str, problems: &mut Problems) -> Vec<Action> {
-    let path = fields.path(name);
-    let items = fields.array(name, problems).unwrap_or_default();
-    let read = |(i, item)| read_action(item, &format!("{path}[{i}]"), problems);
-    items.into_iter().enumerate().filter_map(read).collect()
-}
-
-fn read_action(value: Value, path: &str, problems: &mut Problems) -> Option<Action> {
-    let mut fields = Fields::open(value, path, problems)?;
-    fields.require("kind", problems);
-    let kind = fields.choice("kind", &[("Webhook", ActionKind::Webhook)], problems);
-    fields.require("params", problems);
-    let params_path = fields.path("params");
-    let params = fields.take("params").and_then(|value| read_params(value, &params_path, problems));
-    fields.close(problems);
-    Some(Action { kind: kind?, params: params? })
-}
-
-fn read_params(value: Value, path: &str, problems: &mut Problems) -> Option<WebhookParams> {
-    let mut fields = Fields::open(value, path, problems)?;
-    let url = fields.required_string("url", 1..=2048, problems);
-    if let Some(problem) = url.as_deref().and_then(url_problem) {
-        problems.add(fields.path("url"), problem);
-    }
-    let verbs = [
-        ("Get", Verb::Get),
-        ("Post", Verb::Post),
-        ("Put", Verb::Put),
-        ("Patch", Verb::Patch),
-        ("Delete", Verb::Delete),
-    ];
-    fields.require("verb", problems);
-    let verb = fields.choice("verb", &verbs, problems);
-    let body = fields.take("body");
-    let headers = fields.object("headers", problems);
-    let mut checked = BTreeMap::new();
-    if let Some(Value::Object(headers)) = headers {
-        for (name, value) in headers {
-            match header_problem(&name, &value) {
-                Some(problem) => problems.add(fields.path(&format!("headers.{name}")), problem),
-                None => {
-                    checked.insert(name, value.as_str().unwrap_or_default().to_owned());
-                }
-            }
-        }
-    }
-    fields.close(problems);
-    Some(WebhookParams { url: url?, verb: verb?, body, headers: checked })
-}
-
-fn url_problem(text: &str) -> Option<String> {
-    match url::Url::parse(text) {
-        Err(error) => Some(format!("is not a URL: {error}")),
-        Ok(url) if !matches!(url.scheme(), "http" | "https") => Some("must start with http:// or https://".into()),
-        Ok(_) => None,
-    }
-}
-
-fn header_problem(name: &str, value: &Value) -> Option<String> {
-    let token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
-    if name.is_empty() || !name.chars().all(token) {
-        return Some("is not a header name".into());
-    }
-    if RESERVED_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
-        return Some("is set by the service itself".into());
-    }
-    match value.as_str() {
-        None => Some("must be a string".into()),
-        Some(text) if text.len() > 8192 => Some("must have at most 8192 bytes".into()),
-        Some(text) if !text.chars().all(|c| c == ' ' || c == '\t' || c.is_ascii_graphic()) => {
-            Some("must be visible ASCII".into())
-        }
-        Some(_) => None,
-    }
 }
 
 #[cfg(test)]

@@ -32,6 +32,8 @@ pub const LIMITS: new_task::Limits = new_task::Limits {
     links_per_batch: 1000,
     actions_per_task: 4,
     metadata_bytes: 65_536,
+    action_bytes: 262_144,
+    task_bytes: 1_048_576,
     retry: RETRY_LIMITS,
     dead_end_cancel: false,
 };

@@ -7,6 +7,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::json::{self, RawJson};
 use super::lifecycle::Notice;
 
 /// A webhook that a task calls.
@@ -29,7 +30,8 @@ pub struct WebhookParams {
     pub verb: Verb,
     /// Sent as JSON. Notifications add the task's state under the key `reprise`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub body: Option<Value>,
+    #[schema(value_type = Option<Value>)]
+    pub body: Option<RawJson>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
 }
@@ -41,6 +43,20 @@ pub enum Verb {
     Put,
     Patch,
     Delete,
+}
+
+impl Verb {
+    pub const ALL: [Verb; 5] = [Verb::Get, Verb::Post, Verb::Put, Verb::Patch, Verb::Delete];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Verb::Get => "Get",
+            Verb::Post => "Post",
+            Verb::Put => "Put",
+            Verb::Patch => "Patch",
+            Verb::Delete => "Delete",
+        }
+    }
 }
 
 /// Headers that a caller may not set: they are ours, or the transport's.
@@ -58,6 +74,13 @@ pub const RESERVED_HEADERS: [&str; 12] = [
     "webhook-timestamp",
     "webhook-signature",
 ];
+
+/// Whether the value of a header, by its name, is nothing that others should see.
+fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    ["authorization", "proxy-authorization", "cookie", "set-cookie"].contains(&name.as_str())
+        || ["key", "token", "secret", "password"].iter().any(|part| name.contains(part))
+}
 
 /// The actions of a task, by the moment they are called.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -78,6 +101,15 @@ pub struct Actions {
 impl Actions {
     pub fn is_empty(&self) -> bool {
         *self == Actions::default()
+    }
+
+    /// Replaces the values of headers that hold secrets.
+    pub fn hide_secrets(&mut self) {
+        let Actions { on_start, on_success, on_failure, on_retry, cancel } = self;
+        let all = on_start.iter_mut().chain(on_success).chain(on_failure).chain(on_retry).chain(cancel);
+        for (_, value) in all.flat_map(|action| &mut action.params.headers).filter(|(name, _)| is_secret(name)) {
+            "***".clone_into(value);
+        }
     }
 }
 
@@ -108,15 +140,10 @@ pub fn batch_idempotency_key(batch: Uuid, completion: i32) -> String {
 }
 
 /// The body of a notification: the caller's own, with our part beside it.
-pub fn notification_body(body: Option<Value>, state: Value) -> Value {
-    match body {
-        Some(Value::Object(mut object)) => {
-            object.insert("reprise".into(), state);
-            Value::Object(object)
-        }
-        None => serde_json::json!({ "reprise": state }),
-        Some(other) => serde_json::json!({ "body": other, "reprise": state }),
-    }
+pub fn notification_body(body: Option<&RawJson>, state: &Value) -> String {
+    let Some(body) = body.map(RawJson::get) else { return format!("{{\"reprise\":{state}}}") };
+    json::with_field(body, "reprise", &state.to_string())
+        .unwrap_or_else(|| format!("{{\"body\":{body},\"reprise\":{state}}}"))
 }
 
 #[cfg(test)]
@@ -126,9 +153,20 @@ mod tests {
 
     #[test]
     fn our_part_stands_beside_any_body() {
-        let state = json!({"run": 1});
-        assert_eq!(notification_body(Some(json!({"a": 1})), state.clone()), json!({"a": 1, "reprise": {"run": 1}}));
-        assert_eq!(notification_body(Some(json!([1])), state.clone()), json!({"body": [1], "reprise": {"run": 1}}));
-        assert_eq!(notification_body(None, state), json!({"reprise": {"run": 1}}));
+        let cases = [
+            (Some(r#"{"a":1}"#), r#"{"a":1,"reprise":{"run":1}}"#),
+            (Some("{}"), r#"{"reprise":{"run":1}}"#),
+            (
+                Some(r#"{"reprise":[{}],"b":"\"}","repr\u0069se":1,"a":1.50}"#),
+                r#"{"b":"\"}","a":1.50,"reprise":{"run":1}}"#,
+            ),
+            (Some("[1]"), r#"{"body":[1],"reprise":{"run":1}}"#),
+            (Some(r#""{}""#), r#"{"body":"{}","reprise":{"run":1}}"#),
+            (None, r#"{"reprise":{"run":1}}"#),
+        ];
+        for (body, expected) in cases {
+            let body: Option<RawJson> = body.map(|text| serde_json::from_str(text).unwrap());
+            assert_eq!(notification_body(body.as_ref(), &json!({"run": 1})), expected);
+        }
     }
 }

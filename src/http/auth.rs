@@ -12,8 +12,10 @@ use axum::middleware::Next;
 use axum::response::Response;
 use uuid::Uuid;
 
-use super::{Api, Problem};
-use crate::access::{Keys, Paths, Scope};
+use super::{Api, Hosts, Problem};
+use crate::access::{Key, Keys, Paths, Scope};
+use crate::domain::view::WholeTask;
+use crate::domain::webhook::Actions;
 use crate::handle::SigningKey;
 use crate::service::Service;
 use crate::store::Actor;
@@ -28,6 +30,8 @@ pub struct Door {
     pub keys: Keys,
     pub public: Paths,
     pub secret: SigningKey,
+    /// What a request may be meant for as long as there are no keys.
+    pub hosts: Hosts,
 }
 
 /// The service, on behalf of whoever sent the request.
@@ -42,30 +46,69 @@ impl FromRequestParts<Arc<Api>> for Caller {
     }
 }
 
+/// How much of a task's actions whoever sent the request may see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Viewer {
+    Everything,
+    NoSecrets,
+    /// Somebody with a handle: the actions tell of other receivers.
+    NoActions,
+}
+
+impl Viewer {
+    fn of(key: Option<&Key>) -> Viewer {
+        match key {
+            Some(key) if key.scope == Scope::Admin => Viewer::Everything,
+            _ => Viewer::NoSecrets,
+        }
+    }
+
+    pub fn shown(self, mut task: WholeTask) -> WholeTask {
+        match self {
+            Viewer::Everything => {}
+            Viewer::NoSecrets => task.actions.hide_secrets(),
+            Viewer::NoActions => task.actions = Actions::default(),
+        }
+        task
+    }
+}
+
+impl FromRequestParts<Arc<Api>> for Viewer {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Api>) -> Result<Viewer, Infallible> {
+        Ok(parts.extensions.get::<Viewer>().copied().unwrap_or(Viewer::NoActions))
+    }
+}
+
 pub async fn guard(State(api): State<Arc<Api>>, mut request: Request, next: Next) -> Result<Response, Problem> {
-    let actor = api.door.admit(&request)?;
+    let (actor, viewer) = api.door.admit(&request)?;
     if let Actor::Person(name) = &actor {
         tracing::Span::current().record("caller", name.as_str());
     }
     request.extensions_mut().insert(actor);
+    request.extensions_mut().insert(viewer);
     Ok(next.run(request).await)
 }
 
 impl Door {
-    fn admit(&self, request: &Request) -> Result<Actor, Problem> {
+    fn admit(&self, request: &Request) -> Result<(Actor, Viewer), Problem> {
         let path = request.uri().path();
         if always_open(path) {
-            return Ok(Actor::Api);
+            return Ok((Actor::Api, Viewer::NoActions));
+        }
+        if self.keys.is_empty() {
+            self.hosts.check(request)?;
         }
         let has_token = self.token(request)?;
         if self.keys.is_empty() {
-            return Ok(Actor::Api);
+            return Ok((Actor::Api, if has_token { Viewer::NoActions } else { Viewer::Everything }));
         }
         let given = credential(request.headers());
         let key = given.and_then(|given| self.keys.find(given));
         let actor = key.map_or(Actor::Api, |key| Actor::Person(key.name.clone()));
         if has_token || (is_reading(request.method()) && self.public.contain(path)) {
-            return Ok(actor);
+            return Ok((actor, if key.is_some() { Viewer::of(key) } else { Viewer::NoActions }));
         }
         let Some(key) = key else {
             return Err(refused(match given {
@@ -79,7 +122,7 @@ impl Door {
             let detail = format!("the scope of this API key is {has}, but this needs {needs}");
             return Err(Problem::new(StatusCode::FORBIDDEN, detail));
         }
-        Ok(actor)
+        Ok((actor, Viewer::of(Some(key))))
     }
 
     /// Whether the request has the token of the task and the run that it is about. A wrong one is always refused.

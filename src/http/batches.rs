@@ -8,8 +8,9 @@ use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
 use super::auth::Caller;
+use super::body::Body;
 use super::dto::NewRules;
-use super::extract::{Body, Id, Query};
+use super::extract::{Id, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::rules::read_rules_change;
@@ -24,7 +25,7 @@ use crate::store::lists::BatchFilter;
     params(
         ("scope" = Option<String>, Query, description = "Exactly this scope"),
         ("metadata" = Option<String>, Query, description = "A JSON object that the metadata contains"),
-        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4_294_967_295_i64),
+        ("page" = Option<i64>, Query, description = "From 0. Past 100,000 rows (page × page_size) use cursor", minimum = 0, maximum = 100_000),
         ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
         ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),
@@ -108,7 +109,7 @@ pub async fn change_rules(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id,
-    Body(body): Body,
+    Body(body, _held): Body,
 ) -> Result<Json<ChangedRules>, Problem> {
     let change = read_rules_change(body).map_err(Problem::invalid)?;
     Ok(Json(api.unbroken(async move { service.change_rules(id, &change).await }).await?))

@@ -22,7 +22,7 @@ use crate::store::query::DeliveryFilter;
         ("status" = Option<DeliveryStatus>, Query, description = "Only with this status"),
         ("task_id" = Option<uuid::Uuid>, Query, description = "Only of this task"),
         ("batch_id" = Option<uuid::Uuid>, Query, description = "Only of this batch and its tasks"),
-        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4_294_967_295_i64),
+        ("page" = Option<i64>, Query, description = "From 0. Past 100,000 rows (page × page_size) use cursor", minimum = 0, maximum = 100_000),
         ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
         ("cursor" = Option<i64>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),

@@ -5,11 +5,9 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
-use axum::http::StatusCode;
+use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::request::Parts;
 use chrono::{DateTime, Utc};
-use futures_util::StreamExt;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -17,52 +15,8 @@ use super::{Api, Problem};
 use crate::domain::input::{Problems, representable};
 use crate::store::lists::Page;
 
-/// What is read of a body that is too large anyway: many clients read the answer only after they have sent all of it.
-const STILL_READ: usize = 64 * 1024 * 1024;
-
-/// The body as JSON, whatever its content type says; an empty one is `{}`.
-pub struct Body(pub Value);
-
-impl FromRequest<Arc<Api>> for Body {
-    type Rejection = Problem;
-
-    async fn from_request(request: Request, api: &Arc<Api>) -> Result<Body, Problem> {
-        let most = api.max_body_bytes;
-        let too_large = || {
-            let detail = format!("body: must have at most {most} bytes (MAX_BODY_BYTES)");
-            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
-        };
-        let mut chunks = request.into_body().into_data_stream();
-        let mut bytes = Vec::new();
-        let mut length = 0;
-        let late = tokio::time::Instant::now() + api.request_time;
-        while let Some(chunk) = tokio::time::timeout_at(late, chunks.next()).await.map_err(|_| too_slow(api))? {
-            let chunk = chunk.map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "body: could not be read"))?;
-            length += chunk.len();
-            if length <= most {
-                bytes.extend_from_slice(&chunk);
-            } else if length > most + STILL_READ {
-                break;
-            }
-        }
-        if length > most {
-            return Err(too_large());
-        }
-        if bytes.is_empty() {
-            return Ok(Body(Value::Object(serde_json::Map::new())));
-        }
-        let parsed = serde_json::from_slice(&bytes);
-        parsed.map(Body).map_err(|error| Problem::invalid(vec![format!("body: is not valid JSON: {error}")]))
-    }
-}
-
-fn too_slow(api: &Arc<Api>) -> Problem {
-    let secs = api.request_time.as_secs();
-    Problem::new(
-        StatusCode::REQUEST_TIMEOUT,
-        format!("body: must have arrived after {secs} seconds (REQUEST_TIMEOUT_SECS)"),
-    )
-}
+/// How deep pages go: the database has to read all rows before a page.
+const DEEPEST: i64 = 100_000;
 
 /// A path parameter called `id` or `batch_id`.
 pub struct Id<T = Uuid>(pub T);
@@ -181,7 +135,12 @@ impl Query {
         if page.is_some() && cursor.is_some() {
             self.problems.add("cursor", "cannot be combined with page");
         }
-        (cursor.map_or(Page::Offset(page.unwrap_or(0) * size), Page::After), size)
+        let offset = page.unwrap_or(0) * size;
+        if offset > DEEPEST {
+            let what = format!("page × page_size must be at most {DEEPEST}, not {offset}");
+            self.problems.add("page", format!("{what}; use cursor (X-Next-Cursor of the page before) to go deeper"));
+        }
+        (cursor.map_or(Page::Offset(offset), Page::After), size)
     }
 
     pub fn close(mut self) -> Result<(), Problem> {

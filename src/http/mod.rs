@@ -2,10 +2,12 @@
 
 mod auth;
 mod batches;
+mod body;
 mod deliveries;
 pub mod dto;
 mod error;
 mod extract;
+mod host;
 mod openapi;
 mod retries;
 mod security;
@@ -38,7 +40,9 @@ use crate::service::{self, Service};
 use crate::store::Store;
 
 pub use auth::Door;
+pub use body::Bodies;
 pub use error::Problem;
+pub use host::Hosts;
 pub use openapi::document;
 pub use server::serve;
 
@@ -48,7 +52,7 @@ pub struct Api {
     /// What the loops work with, to tell whether they can.
     pub loops: Store,
     pub limits: Limits,
-    pub max_body_bytes: usize,
+    pub bodies: Bodies,
     pub idempotency_ttl: Duration,
     /// What the headers of a request may take to arrive, and its body again.
     pub request_time: Duration,

@@ -15,6 +15,8 @@ const LIMITS: Limits = Limits {
     links_per_batch: 1000,
     actions_per_task: 10,
     metadata_bytes: 65_536,
+    action_bytes: 262_144,
+    task_bytes: 1_048_576,
     retry: retry::Limits {
         max_retries: 10,
         max_delay_secs: 3600,
@@ -70,8 +72,9 @@ const SHAPES: [Shape; 14] = [
     Shape { schema: "TaskProgress", path: "", read: |body| read_progress(body).err().unwrap_or_default() },
 ];
 
+#[allow(clippy::needless_pass_by_value, reason = "called with `json!`")]
 fn batch_problems(body: Value) -> Vec<String> {
-    read_batch(body, &LIMITS).err().unwrap_or_default()
+    read_batch(body.to_string().as_bytes(), &LIMITS).err().unwrap_or_default()
 }
 
 fn task_problems(field: &str, value: &Value) -> Vec<String> {
@@ -139,6 +142,7 @@ fn properties(schemas: &Value, name: &str) -> Vec<(String, Value)> {
 /// Every word that the readers could take for the name of a field: a name they know stands in their source.
 fn words_of_the_readers() -> BTreeSet<String> {
     let sources = [
+        include_str!("../domain/new_action.rs"),
         include_str!("../domain/new_task.rs"),
         include_str!("../domain/matcher.rs"),
         include_str!("../domain/new_policy.rs"),

@@ -7,9 +7,10 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
-use super::auth::Caller;
+use super::auth::{Caller, Viewer};
+use super::body::Body;
 use super::dto::{NewRetry, RetryRequest};
-use super::extract::{Body, Id, Kind, Query};
+use super::extract::{Id, Kind, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::new_policy::read_default_policy;
@@ -37,11 +38,13 @@ use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedT
 pub async fn task(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
+    viewer: Viewer,
     Id(id): Id,
-    Body(body): Body,
+    Body(body, _held): Body,
 ) -> Result<Json<RetriedTask>, Problem> {
     let request = read_retry_request(body).map_err(Problem::invalid)?;
-    Ok(Json(api.unbroken(async move { service.retry_task(id, &request).await }).await?))
+    let retried = api.unbroken(async move { service.retry_task(id, &request).await }).await?;
+    Ok(Json(RetriedTask { task: viewer.shown(retried.task), ..retried }))
 }
 
 /// Retry what failed in a batch
@@ -64,7 +67,7 @@ pub async fn batch(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id,
-    Body(body): Body,
+    Body(body, _held): Body,
 ) -> Result<Json<RetriedBatch>, Problem> {
     let request = read_retry_request(body).map_err(Problem::invalid)?;
     Ok(Json(api.unbroken(async move { service.retry_batch(id, &request).await }).await?))
@@ -77,7 +80,7 @@ pub async fn batch(
     get, path = "/task/{id}/attempts", operation_id = "listAttempts", tag = "tasks",
     params(
         ("id" = Uuid, Path, description = "The task"),
-        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4_294_967_295_i64),
+        ("page" = Option<i64>, Query, description = "From 0. Past 100,000 rows (page × page_size) use cursor", minimum = 0, maximum = 100_000),
         ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
         ("cursor" = Option<i32>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),
@@ -104,7 +107,7 @@ pub async fn attempts(State(api): State<Arc<Api>>, Id(id): Id, mut query: Query)
     get, path = "/task/{id}/events", operation_id = "listEvents", tag = "tasks",
     params(
         ("id" = Uuid, Path, description = "The task"),
-        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4_294_967_295_i64),
+        ("page" = Option<i64>, Query, description = "From 0. Past 100,000 rows (page × page_size) use cursor", minimum = 0, maximum = 100_000),
         ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
         ("cursor" = Option<i64>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),
@@ -177,7 +180,7 @@ pub async fn put_policy(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Kind(kind): Kind,
-    Body(body): Body,
+    Body(body, _held): Body,
 ) -> Result<Json<KindPolicy>, Problem> {
     let policy = read_default_policy(body, &api.limits.retry).map_err(Problem::invalid)?;
     Ok(Json(service.put_policy(&kind, &policy).await?))

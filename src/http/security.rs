@@ -28,6 +28,7 @@ pub fn describe(document: &mut OpenApi) {
         for (method, operation) in operations(item) {
             if operation.request_body.is_some() {
                 add(operation, "408", "The body did not arrive in time");
+                add(operation, "503", "The database is not available, or too many large requests are being worked on");
             }
             if !always_open(path) {
                 secure(path, &method, operation);
@@ -46,6 +47,7 @@ fn secure(path: &str, method: &Method, operation: &mut Operation) {
     let none: [&str; 0] = [];
     operation.security = Some(schemes.into_iter().map(|name| SecurityRequirement::new(name, none)).collect());
     add(operation, "401", &refusal);
+    add(operation, "421", "Without API keys: the Host is not this service");
     match needed(method, Some(path)) {
         Scope::Read => {}
         scope => add(operation, "403", &format!("The scope of the API key is less than {}", scope.as_str())),

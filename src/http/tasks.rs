@@ -8,18 +8,20 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::auth::Caller;
+use super::auth::{Caller, Viewer};
+use super::body::{Body, Text};
 use super::dto::{CreateTasks, TaskPatch, TaskProgress};
-use super::extract::{Body, Id, Query};
+use super::extract::{Id, Query};
 use super::{Api, Problem};
+use crate::domain::json::write_canonical;
 use crate::domain::new_task::read_batch;
 use crate::domain::patch::{read_patch, read_progress};
 use crate::domain::status::Status;
 use crate::domain::view::{BasicTask, WholeTask};
+use crate::store::Actor;
 use crate::store::idempotency::Key;
 use crate::store::lists::TaskFilter;
 
@@ -51,11 +53,16 @@ pub async fn create(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
     headers: HeaderMap,
-    Body(body): Body,
+    Text(body, held): Text,
 ) -> Result<Response, Problem> {
-    let key = key(&headers, &body, api.idempotency_ttl)?;
-    let batch = read_batch(body, &api.limits).map_err(Problem::invalid)?;
-    let created = api.unbroken(async move { service.create(batch, key.as_ref()).await }).await?;
+    let batch = read_batch(&body, &api.limits).map_err(Problem::invalid)?;
+    let key = key(&headers, service.actor(), &body, api.idempotency_ttl)?;
+    drop(body);
+    let work = async move {
+        let _held = held;
+        service.create(batch, key.as_ref()).await
+    };
+    let created = api.unbroken(work).await?;
     let id = [("X-Batch-ID", created.batch_id.to_string())];
     if created.tasks.is_empty() {
         return Ok((StatusCode::NO_CONTENT, id).into_response());
@@ -77,7 +84,7 @@ pub async fn create(
         ("timeout" = Option<i32>, Query, description = "Exactly this timeout in seconds"),
         ("created_after" = Option<DateTime<Utc>>, Query, description = "RFC 3339"),
         ("created_before" = Option<DateTime<Utc>>, Query, description = "RFC 3339"),
-        ("page" = Option<i64>, Query, description = "From 0", minimum = 0, maximum = 4_294_967_295_i64),
+        ("page" = Option<i64>, Query, description = "From 0. Past 100,000 rows (page × page_size) use cursor", minimum = 0, maximum = 100_000),
         ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
         ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),
@@ -127,8 +134,13 @@ pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Respo
          content_type = "application/problem+json"),
     )
 )]
-pub async fn get(State(api): State<Arc<Api>>, Id(id): Id, query: Query) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.service.task(id, run_of(query)?).await?))
+pub async fn get(
+    State(api): State<Arc<Api>>,
+    viewer: Viewer,
+    Id(id): Id,
+    query: Query,
+) -> Result<Json<WholeTask>, Problem> {
+    Ok(Json(viewer.shown(api.service.task(id, run_of(query)?).await?)))
 }
 
 /// Report how a run ended, or change a task
@@ -157,9 +169,10 @@ pub async fn get(State(api): State<Arc<Api>>, Id(id): Id, query: Query) -> Resul
 pub async fn patch(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
+    viewer: Viewer,
     Id(id): Id,
     query: Query,
-    Body(body): Body,
+    Body(body, _held): Body,
 ) -> Result<Json<WholeTask>, Problem> {
     let run = run_of(query)?;
     let mut patch = read_patch(body, &api.limits).map_err(Problem::invalid)?;
@@ -169,7 +182,7 @@ pub async fn patch(
         return Err(Problem::invalid(vec![format!("run: is {in_query} in the query but {in_body} in the body")]));
     }
     patch.run = patch.run.or(run);
-    Ok(Json(api.unbroken(async move { service.patch(id, patch).await }).await?))
+    Ok(Json(viewer.shown(api.unbroken(async move { service.patch(id, patch).await }).await?)))
 }
 
 /// Give a sign of life
@@ -200,7 +213,7 @@ pub async fn put(
     Caller(service): Caller,
     Id(id): Id,
     query: Query,
-    Body(body): Body,
+    Body(body, _held): Body,
 ) -> Result<StatusCode, Problem> {
     let run = run_of(query)?;
     let progress = read_progress(body).map_err(Problem::invalid)?;
@@ -227,9 +240,10 @@ pub async fn put(
 pub async fn cancel(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
+    viewer: Viewer,
     Id(id): Id,
 ) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.unbroken(async move { service.cancel(id).await }).await?))
+    Ok(Json(viewer.shown(api.unbroken(async move { service.cancel(id).await }).await?)))
 }
 
 /// Pause a task that is not being executed
@@ -251,9 +265,10 @@ pub async fn cancel(
 pub async fn pause(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
+    viewer: Viewer,
     Id(id): Id,
 ) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.unbroken(async move { service.pause(id).await }).await?))
+    Ok(Json(viewer.shown(api.unbroken(async move { service.pause(id).await }).await?)))
 }
 
 /// Resume a paused task
@@ -274,18 +289,39 @@ pub async fn pause(
 pub async fn resume(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
+    viewer: Viewer,
     Id(id): Id,
 ) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(api.unbroken(async move { service.resume(id).await }).await?))
+    Ok(Json(viewer.shown(api.unbroken(async move { service.resume(id).await }).await?)))
 }
 
-fn key(headers: &HeaderMap, body: &Value, ttl: Duration) -> Result<Option<Key>, Problem> {
+/// Keys of different callers never meet.
+fn key(headers: &HeaderMap, caller: &Actor, body: &[u8], ttl: Duration) -> Result<Option<Key>, Problem> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
-    let key = value.to_str().ok().filter(|key| (1..=255).contains(&key.len()));
     let wrong = || Problem::invalid(vec!["Idempotency-Key: must have 1 to 255 visible ASCII characters".into()]);
-    // Objects are kept sorted by name, so the text is the same whatever the order was.
-    let body_hash = Sha256::digest(body.to_string()).to_vec();
-    Ok(Some(Key { key: key.ok_or_else(wrong)?.to_owned(), body_hash, ttl }))
+    let key = value.to_str().ok().filter(|key| (1..=255).contains(&key.len())).ok_or_else(wrong)?;
+    let key = match caller {
+        Actor::Person(name) => format!("{name}:{key}"),
+        Actor::Api | Actor::Loop(_) => key.to_owned(),
+    };
+    let mut hash = Hash(Sha256::new());
+    let text = std::str::from_utf8(if body.is_empty() { b"{}" } else { body }).map_err(|_| Problem::internal())?;
+    write_canonical(text, &mut hash)
+        .map_err(|error| Problem::invalid(vec![format!("body: is not valid JSON: {error}")]))?;
+    Ok(Some(Key { key, body_hash: hash.0.finalize().to_vec(), ttl }))
+}
+
+struct Hash(Sha256);
+
+impl std::io::Write for Hash {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 const STATUSES: &str = "one or several, separated by commas, of Waiting, Pending, Claimed, Running, RetryPending, Paused, \

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::answers::Answered;
 use super::runner::Loop;
 use super::start::Start;
-use crate::domain::new_task::read_answered_action;
+use crate::domain::new_action::read_answered_action;
 use crate::domain::webhook::{Action, idempotency_key};
 use crate::log_limit::LogLimit;
 use crate::store::lease::{self, ClaimId, Kept};
@@ -216,7 +216,7 @@ impl Caller {
                 .call(
                     Call {
                         action: &action,
-                        body: action.params.body.clone(),
+                        body: action.params.body.as_ref().map(|body| body.get().to_owned()),
                         trigger: "start",
                         idempotency_key: idempotency_key(claimed.id, "start", "success", claimed.run),
                         task: Some((claimed.id, claimed.run)),
@@ -231,8 +231,17 @@ impl Caller {
                 tracing::info!(task.id = %claimed.id, batch.id = %claimed.batch_id, run = claimed.run, %error,
                     "on_start failed");
             }
-            let result = result.map(|answer| read_answered_action(&answer.body));
-            let _ = results.send(Answered { claim: claimed.claim_id(), run: claimed.run, result, ignored: None });
+            let mut ignored = None;
+            let result = result.map(|answer| match read_answered_action(&answer.body) {
+                Ok(action) => action,
+                Err(reason) => {
+                    tracing::warn!(task.id = %claimed.id, batch.id = %claimed.batch_id, run = claimed.run, %reason,
+                        "the cancel action in the answer to on_start is not valid and ignored");
+                    ignored = Some(reason);
+                    None
+                }
+            });
+            let _ = results.send(Answered { claim: claimed.claim_id(), run: claimed.run, result, ignored });
         });
     }
 }

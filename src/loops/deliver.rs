@@ -168,7 +168,7 @@ async fn send(client: &Client, delivery: &Leased, settings: &Settings, place: Pl
         .call(
             Call {
                 action: &delivery.action,
-                body: Some(notification_body(delivery.action.params.body.clone(), delivery.state.clone())),
+                body: Some(notification_body(delivery.action.params.body.as_ref(), &delivery.state)),
                 trigger: &delivery.trigger,
                 idempotency_key,
                 task: delivery.task_id.map(|id| (id, delivery.run)),

@@ -80,6 +80,10 @@ impl Service {
         Service { actor, ..self.clone() }
     }
 
+    pub fn actor(&self) -> &Actor {
+        &self.actor
+    }
+
     pub fn store(&self) -> &Store {
         &self.store
     }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::settle::Sums;
 use super::{Result, Tx, fairness};
+use crate::domain::json::stored_len;
 use crate::wake::Hints;
 
 /// A sign of life of one task. `None` leaves a value as it is.
@@ -163,5 +164,5 @@ pub async fn merge_metadata(tx: &mut Tx, id: Uuid, metadata: &Value) -> Result<u
     if unparked.rows_affected() > 0 {
         tx.hint(Hints::START);
     }
-    Ok(merged.to_string().len())
+    Ok(stored_len(&merged))
 }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Method, Url};
-use serde_json::Value;
 use uuid::Uuid;
 
 use super::guard::{Guard, Refused};
@@ -43,7 +42,8 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Call<'a> {
     pub action: &'a Action,
-    pub body: Option<Value>,
+    /// JSON; calls with `Get` go without it.
+    pub body: Option<String>,
     pub trigger: &'a str,
     pub idempotency_key: String,
     /// The task it is about; a batch's own calls have none.
@@ -120,8 +120,13 @@ impl Client {
             url.query_pairs_mut().append_pair("handle", &self.handles.of(id, run));
         }
         self.guard.check(&url).map_err(|refused| refusal(&refused))?;
-        let body = call.body.as_ref().map(Value::to_string);
         let mut headers = headers(&call)?;
+        let body = match (params.verb, call.body) {
+            (Verb::Get, _) => None,
+            // Not every library can verify the signature of an empty body.
+            (_, None) => self.signer.signs().then(|| "{}".to_owned()),
+            (_, body) => body,
+        };
         self.sign(&mut headers, &call.idempotency_key, body.as_deref().unwrap_or_default())?;
         let mut request = self.inner.request(method(params.verb), url);
         if let Some(body) = body {
@@ -144,7 +149,7 @@ impl Client {
         if (200..300).contains(&status) {
             return Ok(Answer { status, body });
         }
-        let text: String = String::from_utf8_lossy(&body).chars().filter(|c| *c != '\0').take(500).collect();
+        let text = beginning(&body);
         let separator = if text.is_empty() { "" } else { ": " };
         Err(CallError {
             failure_type: FailureType::of_http_status(status),
@@ -191,6 +196,21 @@ fn headers(call: &Call<'_>) -> Result<HeaderMap, CallError> {
     }
     set("traceparent", &format!("00-{}-{:016x}-01", call.trace.simple(), rand::random_range(1..=u64::MAX)))?;
     Ok(headers)
+}
+
+/// The beginning of what a receiver says about an error.
+fn beginning(body: &[u8]) -> String {
+    one_line(&String::from_utf8_lossy(body)).trim().chars().take(500).collect()
+}
+
+/// Text of others goes into logs, answers and notifications: as one line without control characters.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if is_unsafe(c) { ' ' } else { c }).collect()
+}
+
+/// Control characters, and what ends a line or turns the direction of text.
+fn is_unsafe(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Seconds or an HTTP date; anything else says nothing.
@@ -253,13 +273,28 @@ fn chain(error: &reqwest::Error) -> String {
         text = format!("{text}: {cause}");
         source = cause.source();
     }
-    text
+    one_line(&text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use chrono::{DateTime, Utc};
+
+    #[test]
+    fn what_a_receiver_says_is_one_line() {
+        let cases: [(&[u8], &str); 5] = [
+            (b"broken", "broken"),
+            (b"\r\n a\nb\tc\0d \n", "a b c d"),
+            (b"\x1b[31mred\x1b[0m\x07", "[31mred [0m"),
+            ("a\u{85}b\u{9b}c\u{2028}d\u{202e}e\u{e9}".as_bytes(), "a b c d e\u{e9}"),
+            (b"\xff", "\u{fffd}"),
+        ];
+        for (body, expected) in cases {
+            assert_eq!(beginning(body), expected);
+        }
+        assert_eq!(beginning("\u{e9}".repeat(600).as_bytes()).chars().count(), 500);
+    }
 
     #[test]
     fn retry_after_is_seconds_or_a_date() {

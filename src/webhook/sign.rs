@@ -54,6 +54,11 @@ impl Signer {
         self.shortest
     }
 
+    /// Whether there is a secret to sign with.
+    pub fn signs(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
     /// The value of `webhook-signature`; none without secrets.
     pub fn sign(&self, id: &str, timestamp: u64, body: &[u8]) -> Option<String> {
         let signatures: Vec<String> = self

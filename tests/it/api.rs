@@ -286,3 +286,44 @@ async fn a_batch_knows_its_sums() {
     assert_eq!((&shown["total_tasks"], &shown["completed_at"]), (&json!(2), &Value::Null));
     assert_eq!(f.api.get(&format!("/batch/{}", uuid::Uuid::now_v7())).await.status, 404);
 }
+
+#[tokio::test]
+async fn pages_go_so_deep_and_cursors_deeper() {
+    let f = Fixture::new().await;
+    let id = f.api.create(&json!([{"name": "n", "kind": "k"}])).await.remove(0);
+    let lists = [
+        "/task".into(),
+        "/batches".into(),
+        "/webhook-deliveries".into(),
+        format!("/task/{id}/attempts"),
+        format!("/task/{id}/events"),
+    ];
+    for list in lists {
+        for (page, size) in [(1000, 100), (100_000, 1), (2000, 50)] {
+            assert_eq!(f.api.get(&format!("{list}?page={page}&page_size={size}")).await.status, 200, "{list}");
+            let answer = f.api.get(&format!("{list}?page={}&page_size={size}", page + 1)).await;
+            assert_problem(&answer, 400);
+            let detail = answer.body["detail"].as_str().unwrap();
+            assert!(detail.starts_with("page: ") && detail.contains("100000") && detail.contains("cursor"), "{detail}");
+        }
+        assert_problem(&f.api.get(&format!("{list}?page=2001")).await, 400);
+    }
+}
+
+#[tokio::test]
+async fn names_of_fields_are_not_endless() {
+    let f = Fixture::new().await;
+    let task = |name: &str| {
+        let matcher = json!({"kind": "k", "status": "Running", "fields": [name]});
+        json!({"name": "n", "kind": "k", "metadata": {name: 1},
+               "rules": [{"type": "Concurency", "max_concurency": 1, "matcher": matcher}],
+               "dedupe_strategy": [{"fields": [name]}]})
+    };
+    let long = "é".repeat(9000);
+    let answer = f.api.post("/task", &json!([task(&long)])).await;
+    assert_problem(&answer, 400);
+    let details: Vec<&str> = answer.body["details"].as_array().unwrap().iter().map(|d| d.as_str().unwrap()).collect();
+    let line = |path: &str| format!("[0].{path}.fields[0]: must have at most 255 characters, not 9000");
+    assert_eq!(details, [line("rules[0].matcher"), line("dedupe_strategy[0]")]);
+    f.api.create(&json!([task(&"é".repeat(255))])).await;
+}

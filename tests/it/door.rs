@@ -272,7 +272,7 @@ async fn a_request_that_does_not_arrive_is_given_up() {
         stream.read_to_string(&mut answer).await.unwrap();
         answer
     };
-    let answer = send("POST /task HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n[").await;
+    let answer = send("POST /task HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n[").await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert!(answer.contains("application/problem+json") && answer.contains("REQUEST_TIMEOUT_SECS"), "{answer}");
     let answer = send("POST /task HTTP/1.1\r\nhost:").await;

@@ -242,7 +242,7 @@ async fn clients_that_hang_up_leave_nothing_half_done() {
         tokio::spawn(async move {
             let mut stream = TcpStream::connect(&address).await.unwrap();
             let length = body.len();
-            let head = format!("PATCH /task/{id} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+            let head = format!("PATCH /task/{id} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n");
             // Some in the middle of the head, some of the body, some as soon as all is sent.
             let whole = format!("{head}{body}");
             let end = match i % 4 {
@@ -301,7 +301,7 @@ async fn a_stop_goes_on_when_its_client_hangs_up() {
     let answer = instance.api.post("/task", &json!(tasks)).await;
     let batch = answer.headers["x-batch-id"].to_str().unwrap();
     let mut stream = TcpStream::connect(instance.api.base().strip_prefix("http://").unwrap()).await.unwrap();
-    stream.write_all(format!("DELETE /batch/{batch} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+    stream.write_all(format!("DELETE /batch/{batch} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
     eventually("it to begin", async || (count(&db, "canceled").await > 0).then_some(())).await;
     drop(stream);
     eventually("it to end", async || (count(&db, "canceled").await == 9000).then_some(())).await;
@@ -320,7 +320,7 @@ async fn clients_that_give_up_waiting_do_not_use_up_the_database() {
     let mut streams = Vec::new();
     for _ in 0..20 {
         let mut stream = TcpStream::connect(&address).await.unwrap();
-        let request = format!("PATCH /task/{} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}", ids[0]);
+        let request = format!("PATCH /task/{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{{}}", ids[0]);
         stream.write_all(request.as_bytes()).await.unwrap();
         streams.push(stream);
     }

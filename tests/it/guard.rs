@@ -315,7 +315,7 @@ async fn calls_are_signed_with_every_secret() {
     eventually("three calls", async || (receiver.received().len() == 3).then_some(())).await;
     for call in receiver.received() {
         assert_eq!(call.header("webhook-id"), call.key());
-        assert_eq!(call.raw.is_empty(), call.path == "/none");
+        assert_eq!(call.raw == b"{}", call.path == "/none");
         for secret in [FIRST, SECOND] {
             Webhook::new(secret).unwrap().verify(&call.raw, &call.headers).unwrap();
         }

@@ -72,3 +72,18 @@ async fn requests_at_the_same_time_create_one_batch() {
     assert_eq!(f.db.number("select count(*) from task").await, 5);
     f.db.assert_books_balance().await;
 }
+
+#[tokio::test]
+async fn keys_of_different_callers_do_not_meet() {
+    let keys = "one:key-of-number-one,two:key-of-number-two,one:the-next-key-of-one";
+    let f = Fixture::with(&["--api-keys", keys]).await;
+    let post = async |key: &str, name: &str| {
+        f.api.key(key).post_with("/task", &[("Idempotency-Key", "same")], &json!([{"name": name, "kind": "k"}])).await
+    };
+    let first = post("key-of-number-one", "a").await;
+    assert_eq!(first.status, 201);
+    assert_eq!(post("key-of-number-two", "b").await.status, 201);
+    assert_eq!(post("the-next-key-of-one", "a").await.body, first.body, "the same caller with a new key");
+    assert_eq!(post("key-of-number-one", "b").await.status, 422);
+    assert_eq!(f.db.number("select count(*) from task").await, 2);
+}

@@ -2,7 +2,9 @@
 
 mod api;
 mod bench;
+mod bodies;
 mod books;
+mod calls;
 mod concurrency;
 mod dates;
 mod dead_ends;
@@ -16,6 +18,7 @@ mod graph;
 mod guard;
 mod held_rows;
 mod history;
+mod hosts;
 mod idempotency;
 mod instances;
 mod layers;
@@ -39,3 +42,4 @@ mod storm;
 mod sums;
 mod support;
 mod upgrades;
+mod viewers;

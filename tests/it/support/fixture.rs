@@ -8,7 +8,7 @@ use clap::Parser;
 use reprise::clock::Clock;
 use reprise::config::{Cli, Config};
 use reprise::handle::Handles;
-use reprise::http::{Api, Door, serve};
+use reprise::http::{Api, Bodies, Door, serve};
 use reprise::loops::answers::Answers;
 use reprise::loops::calls::Keeper;
 use reprise::loops::deliver::{self, Deliver, Marks};
@@ -74,10 +74,15 @@ impl Fixture {
             loops: store.clone(),
             service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
             limits: config.limits(),
-            max_body_bytes: config.request.max_body_bytes,
+            bodies: Bodies::new(config.request.max_body_bytes),
             idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
             request_time: config.request_time(),
-            door: Arc::new(Door { keys: config.keys().unwrap(), public: config.access.public_paths.clone(), secret }),
+            door: Arc::new(Door {
+                keys: config.keys().unwrap(),
+                public: config.access.public_paths.clone(),
+                secret,
+                hosts: config.hosts(),
+            }),
             metrics: telemetry::metrics(),
             changes: TaskTracker::new(),
             ending: CancellationToken::new(),
