@@ -187,6 +187,27 @@ async fn an_idle_instance_replaces_connections_that_were_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn requests_are_answered_whatever_statement_their_connection_falls_silent_at() {
+    let outages = Outages::new().await;
+    for round in 0..5 {
+        let requests = outages.requests(round).await;
+        // Connections for all of them.
+        join_all((0..32).map(|_| outages.instance.api.get("/task"))).await;
+        outages.proxy.break_each_after(Fault::Forget, round);
+        let answers = requests.iter().map(|request| async {
+            let answer = tokio::time::timeout(PATIENCE, request.send(&outages.instance.api)).await;
+            let what = format!("silent after {round} statements: {} {}", request.method, request.path);
+            let answer = answer.unwrap_or_else(|_| panic!("{what}: no answer"));
+            let fine = answer.status == request.expected || answer.is_not_now();
+            assert!(fine, "{what}: {} {}", answer.status, answer.body);
+        });
+        join_all(answers).await;
+        outages.proxy.heal();
+        outages.assert_works(round, &requests).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_during_an_outage_are_answered_and_hold_up_nobody_afterwards() {
     let outages = Outages::new().await;
     for (round, fault) in [Fault::Forget, Fault::Stall, Fault::Swallow, Fault::Cut].into_iter().enumerate() {

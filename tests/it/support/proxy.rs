@@ -15,6 +15,9 @@ use super::{Database, eventually};
 /// How long the server keeps a forgotten connection after its client has closed it: keep-alive ends it then.
 const SERVER_NOTICES: Duration = Duration::from_secs(20);
 
+/// What a client says only to see whether the connection still works.
+const PING: &[u8] = b"S\0\0\0\x04";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Accepts everything, passes nothing on and never closes.
@@ -54,6 +57,8 @@ struct State {
 /// One connection.
 struct Line {
     fault: watch::Sender<Option<Fault>>,
+    /// What befalls it after so many more statements.
+    fuse: Mutex<Option<(usize, Fault)>>,
     /// Both ends are closed, or to be closed.
     over: CancellationToken,
 }
@@ -62,6 +67,19 @@ impl Line {
     /// Nothing comes through any more, whatever is healed.
     fn is_lost(&self) -> bool {
         self.fault.borrow().is_some_and(|fault| !fault.passes())
+    }
+
+    /// One more statement.
+    fn burn(&self) {
+        let mut fuse = self.fuse.lock().unwrap();
+        match fuse.as_mut() {
+            Some((0, fault)) => {
+                self.suffer(*fault);
+                *fuse = None;
+            }
+            Some((left, _)) => *left -= 1,
+            None => {}
+        }
     }
 
     fn suffer(&self, fault: Fault) {
@@ -159,6 +177,13 @@ impl Proxy {
         self.state.traps.lock().unwrap().push((text, fault));
     }
 
+    /// Each connection that there is, when its client has said that many more statements and says the next one.
+    pub fn break_each_after(&self, fault: Fault, statements: usize) {
+        for line in self.lines() {
+            *line.fuse.lock().unwrap() = Some((statements, fault));
+        }
+    }
+
     /// All connections that are opened from now on, until the proxy is healed.
     pub fn break_new(&self, fault: Fault) {
         *self.state.new.lock().unwrap() = Some(fault);
@@ -175,6 +200,7 @@ impl Proxy {
         *self.state.new.lock().unwrap() = None;
         self.state.traps.lock().unwrap().clear();
         for line in self.lines() {
+            *line.fuse.lock().unwrap() = None;
             line.fault.send_if_modified(|fault| {
                 let passes = fault.is_some_and(Fault::passes);
                 if passes {
@@ -200,7 +226,8 @@ impl State {
         // Under the lock: who breaks new ones first and then all present ones misses none.
         let mut lines = self.lines.lock().unwrap();
         let fault = *self.new.lock().unwrap();
-        let line = Arc::new(Line { fault: watch::Sender::new(fault), over: CancellationToken::new() });
+        let (fault, over) = (watch::Sender::new(fault), CancellationToken::new());
+        let line = Arc::new(Line { fault, fuse: Mutex::default(), over });
         lines.push(Arc::clone(&line));
         line
     }
@@ -209,6 +236,9 @@ impl State {
     fn heard(&self, line: &Line, said: &[u8]) {
         if line.is_lost() {
             return;
+        }
+        if !said.is_empty() && said != PING {
+            line.burn();
         }
         let mut traps = self.traps.lock().unwrap();
         let says = |text: &str| said.windows(text.len()).any(|part| part == text.as_bytes());
