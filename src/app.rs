@@ -133,7 +133,7 @@ async fn serve(
     // One of them is for listening, which has no use for a pool.
     let for_loops = store.with_own_pool(connections_for_loops(config) - 1);
     let running = start_loops(config, &for_loops, &client, &mut supervisor);
-    let (changes, ending) = (TaskTracker::new(), CancellationToken::new());
+    let (requests, ending) = (TaskTracker::new(), CancellationToken::new());
     let keys = config.keys()?;
     let locked = !keys.is_empty();
     let api = Api {
@@ -145,7 +145,8 @@ async fn serve(
         request_time: config.request_time(),
         door: Arc::new(Door { keys, public: config.access.public_paths.clone(), secret, hosts: config.hosts() }),
         metrics: telemetry::metrics(),
-        changes: changes.clone(),
+        graphs: tokio::sync::Semaphore::new(1),
+        requests: requests.clone(),
         ending: ending.clone(),
     };
     let stop_http = CancellationToken::new();
@@ -169,8 +170,8 @@ async fn serve(
     if result.is_ok() && tokio::time::timeout(LAST_ANSWERS, &mut server).await.is_err() {
         tracing::warn!("some requests were still open");
     }
-    changes.close();
-    let _ = tokio::time::timeout(LAST_ANSWERS, changes.wait()).await;
+    requests.close();
+    let _ = tokio::time::timeout(LAST_ANSWERS, requests.wait()).await;
     if tokio::time::timeout(LAST_ANSWERS, supervisor.stop()).await.is_err() {
         tracing::warn!("some background work was broken off");
     }

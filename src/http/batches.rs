@@ -19,7 +19,8 @@ use crate::store::lists::BatchFilter;
 
 /// List batches, newest first
 ///
-/// With their tasks counted by status.
+/// With their tasks counted by status. A page whose batches have more than 8 MiB of metadata and kinds is cut short; its
+/// `X-Next-Cursor` goes on where it ends.
 #[utoipa::path(
     get, path = "/batches", operation_id = "listBatches", tag = "batches",
     params(
@@ -42,8 +43,9 @@ pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Respo
     let filter = BatchFilter { scope: query.text("scope"), metadata: query.object("metadata") };
     let (page, size) = query.page::<Uuid>();
     query.close()?;
-    let batches = api.service.batches(&filter, page, size).await?;
-    let next = next_cursor(batches.len(), size, batches.last().map(|batch| batch.batch_id));
+    let (batches, cut) = api.service.batches(&filter, page, size).await?;
+    let full = if cut { usize::try_from(size).unwrap_or(0) } else { batches.len() };
+    let next = next_cursor(full, size, batches.last().map(|batch| batch.batch_id));
     Ok((next, Json(batches)).into_response())
 }
 
@@ -79,12 +81,8 @@ pub async fn get(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Json<Batch>,
          content_type = "application/problem+json"),
     )
 )]
-pub async fn stop(
-    State(api): State<Arc<Api>>,
-    Caller(service): Caller,
-    Id(id): Id,
-) -> Result<Json<StoppedBatch>, Problem> {
-    Ok(Json(api.unbroken(async move { service.stop(id).await }).await?))
+pub async fn stop(Caller(service): Caller, Id(id): Id) -> Result<Json<StoppedBatch>, Problem> {
+    Ok(Json(service.stop(id).await?))
 }
 
 /// Change the rules of a batch's tasks
@@ -106,13 +104,12 @@ pub async fn stop(
     )
 )]
 pub async fn change_rules(
-    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id,
     Body(body, _held): Body,
 ) -> Result<Json<ChangedRules>, Problem> {
     let change = read_rules_change(body).map_err(Problem::invalid)?;
-    Ok(Json(api.unbroken(async move { service.change_rules(id, &change).await }).await?))
+    Ok(Json(service.change_rules(id, &change).await?))
 }
 
 /// Get the graph of a batch
@@ -124,12 +121,15 @@ pub async fn change_rules(
     params(("batch_id" = Uuid, Path, description = "The batch")),
     responses(
         (status = 200, description = "Tasks and links", body = Dag),
-        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 400, description = "Not a UUID, or the graph is too large to be shown at once", body = Problem,
+         content_type = "application/problem+json"),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
     )
 )]
-pub async fn dag(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Json<Dag>, Problem> {
-    Ok(Json(api.service.dag(id).await?))
+pub async fn dag(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Response, Problem> {
+    // One at a time: each may be large, and is held several times over until it is written out.
+    let _one = api.graphs.acquire().await;
+    Ok(Json(api.service.dag(id).await?).into_response())
 }

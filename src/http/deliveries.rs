@@ -63,10 +63,6 @@ pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Respo
          content_type = "application/problem+json"),
     )
 )]
-pub async fn redeliver(
-    State(api): State<Arc<Api>>,
-    Caller(service): Caller,
-    Id(id): Id<i64>,
-) -> Result<Json<Delivery>, Problem> {
-    Ok(Json(api.unbroken(async move { service.redeliver(id).await }).await?))
+pub async fn redeliver(Caller(service): Caller, Id(id): Id<i64>) -> Result<Json<Delivery>, Problem> {
+    Ok(Json(service.redeliver(id).await?))
 }

@@ -26,6 +26,7 @@ use axum::http::header::{HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceBuilder;
@@ -36,7 +37,7 @@ use tracing::Instrument;
 use utoipa_swagger_ui::SwaggerUi;
 
 use crate::domain::new_task::Limits;
-use crate::service::{self, Service};
+use crate::service::Service;
 use crate::store::Store;
 
 pub use auth::Door;
@@ -58,27 +59,12 @@ pub struct Api {
     pub request_time: Duration,
     pub door: Arc<Door>,
     pub metrics: PrometheusHandle,
-    /// Changes under way: see [`Api::unbroken`].
-    pub changes: TaskTracker,
+    /// Requests under way, which end even if their clients hang up.
+    pub requests: TaskTracker,
+    /// One place, for whoever reads a graph.
+    pub graphs: Semaphore,
     /// Set when the service is about to end.
     pub ending: CancellationToken,
-}
-
-impl Api {
-    /// Does the work to its end even if the client hangs up meanwhile. A transaction that is dropped while it waits for
-    /// a lock leaves its server process waiting, outside the pool's count; many of them used up all connections.
-    async fn unbroken<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = service::Result<T>> + Send + 'static,
-    ) -> Result<T, Problem> {
-        match self.changes.spawn(work.in_current_span()).await {
-            Ok(result) => Ok(result?),
-            Err(error) => {
-                tracing::error!(%error, "a request failed");
-                Err(Problem::internal())
-            }
-        }
-    }
 }
 
 fn router(api: Arc<Api>) -> Router {
@@ -132,7 +118,7 @@ async fn measure(request: Request, next: Next) -> Response {
 /// Does the work of a request to its end even if the client hangs up meanwhile. A statement that is dropped leaves its
 /// server process at work, outside the pool's count; many of them used up all connections.
 async fn detached(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
-    match api.changes.spawn(next.run(request).in_current_span()).await {
+    match api.requests.spawn(next.run(request).in_current_span()).await {
         Ok(response) => response,
         Err(error) => {
             tracing::error!(%error, "a request failed");

@@ -36,14 +36,13 @@ use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedT
     )
 )]
 pub async fn task(
-    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     viewer: Viewer,
     Id(id): Id,
     Body(body, _held): Body,
 ) -> Result<Json<RetriedTask>, Problem> {
     let request = read_retry_request(body).map_err(Problem::invalid)?;
-    let retried = api.unbroken(async move { service.retry_task(id, &request).await }).await?;
+    let retried = service.retry_task(id, &request).await?;
     Ok(Json(RetriedTask { task: viewer.shown(retried.task), ..retried }))
 }
 
@@ -64,13 +63,12 @@ pub async fn task(
     )
 )]
 pub async fn batch(
-    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id,
     Body(body, _held): Body,
 ) -> Result<Json<RetriedBatch>, Problem> {
     let request = read_retry_request(body).map_err(Problem::invalid)?;
-    Ok(Json(api.unbroken(async move { service.retry_batch(id, &request).await }).await?))
+    Ok(Json(service.retry_batch(id, &request).await?))
 }
 
 /// The executions of a task

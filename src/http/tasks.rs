@@ -58,11 +58,8 @@ pub async fn create(
     let batch = read_batch(&body, &api.limits).map_err(Problem::invalid)?;
     let key = key(&headers, service.actor(), &body, api.idempotency_ttl)?;
     drop(body);
-    let work = async move {
-        let _held = held;
-        service.create(batch, key.as_ref()).await
-    };
-    let created = api.unbroken(work).await?;
+    let created = service.create(batch, key.as_ref()).await?;
+    drop(held);
     let id = [("X-Batch-ID", created.batch_id.to_string())];
     if created.tasks.is_empty() {
         return Ok((StatusCode::NO_CONTENT, id).into_response());
@@ -182,7 +179,7 @@ pub async fn patch(
         return Err(Problem::invalid(vec![format!("run: is {in_query} in the query but {in_body} in the body")]));
     }
     patch.run = patch.run.or(run);
-    Ok(Json(viewer.shown(api.unbroken(async move { service.patch(id, patch).await }).await?)))
+    Ok(Json(viewer.shown(service.patch(id, patch).await?)))
 }
 
 /// Give a sign of life
@@ -209,7 +206,6 @@ pub async fn patch(
     )
 )]
 pub async fn put(
-    State(api): State<Arc<Api>>,
     Caller(service): Caller,
     Id(id): Id,
     query: Query,
@@ -217,7 +213,7 @@ pub async fn put(
 ) -> Result<StatusCode, Problem> {
     let run = run_of(query)?;
     let progress = read_progress(body).map_err(Problem::invalid)?;
-    api.unbroken(async move { service.progress(id, run, progress).await }).await?;
+    service.progress(id, run, progress).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -237,13 +233,8 @@ pub async fn put(
          content_type = "application/problem+json"),
     )
 )]
-pub async fn cancel(
-    State(api): State<Arc<Api>>,
-    Caller(service): Caller,
-    viewer: Viewer,
-    Id(id): Id,
-) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(viewer.shown(api.unbroken(async move { service.cancel(id).await }).await?)))
+pub async fn cancel(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+    Ok(Json(viewer.shown(service.cancel(id).await?)))
 }
 
 /// Pause a task that is not being executed
@@ -262,13 +253,8 @@ pub async fn cancel(
          content_type = "application/problem+json"),
     )
 )]
-pub async fn pause(
-    State(api): State<Arc<Api>>,
-    Caller(service): Caller,
-    viewer: Viewer,
-    Id(id): Id,
-) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(viewer.shown(api.unbroken(async move { service.pause(id).await }).await?)))
+pub async fn pause(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+    Ok(Json(viewer.shown(service.pause(id).await?)))
 }
 
 /// Resume a paused task
@@ -286,13 +272,8 @@ pub async fn pause(
          content_type = "application/problem+json"),
     )
 )]
-pub async fn resume(
-    State(api): State<Arc<Api>>,
-    Caller(service): Caller,
-    viewer: Viewer,
-    Id(id): Id,
-) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(viewer.shown(api.unbroken(async move { service.resume(id).await }).await?)))
+pub async fn resume(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+    Ok(Json(viewer.shown(service.resume(id).await?)))
 }
 
 /// Keys of different callers never meet.

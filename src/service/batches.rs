@@ -12,9 +12,17 @@ use crate::store::{self, Session, lock, query, slots, transitions};
 
 /// Tasks of a batch that one transaction changes: others wait for its locks no longer than that takes.
 const CHUNK: i64 = 1000;
+/// What a graph that is shown at once may have, about: a batch of the default size with as many links as it may have.
+const DAG_BYTES: i64 = 48 * 1024 * 1024;
 
 impl Service {
-    pub async fn batches(&self, filter: &BatchFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
+    /// Whether the page was cut short, too.
+    pub async fn batches(
+        &self,
+        filter: &BatchFilter,
+        page: Page<Uuid>,
+        limit: i64,
+    ) -> Result<(Vec<BatchSummary>, bool)> {
         Ok(lists::batches(&self.store, filter, page, limit).await?)
     }
 
@@ -23,6 +31,12 @@ impl Service {
     }
 
     pub async fn dag(&self, batch_id: Uuid) -> Result<Dag> {
+        let bytes = query::dag_bytes(&self.store, batch_id).await?;
+        if bytes > DAG_BYTES {
+            let most = format!("the graph must have at most {DAG_BYTES} bytes, not {bytes}");
+            let instead = format!("list its tasks with GET /task?batch_id={batch_id} instead");
+            return Err(Error::Invalid(vec![format!("batch_id: {most}; {instead}")]));
+        }
         query::dag(&self.store, batch_id).await?.ok_or_else(|| no_batch(batch_id))
     }
 

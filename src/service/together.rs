@@ -2,7 +2,7 @@
 //! commit that holds it. No timer: alone, a request goes at once; under load, many share one wait for the disk.
 //!
 //! There is no worker in the background. Whoever finds a lane free does the work of all that wait, its own or not, so a
-//! caller must not be dropped while it waits: requests run to their end (`Api::unbroken`).
+//! caller must not be dropped while it waits: requests run to their end, whatever their clients do.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};

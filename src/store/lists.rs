@@ -15,6 +15,8 @@ use crate::domain::view::{BasicTask, BatchSummary, Timestamp};
 
 /// Tasks in a status that are sorted rather than looked for among all others.
 const FEW: i64 = 20_000;
+/// What the batches of a page may have in metadata and kinds; the first is shown however large it is.
+const PAGE_BYTES: i64 = 8 * 1024 * 1024;
 /// How much later than its task an id may say that it was made: transactions overlap.
 const OVERLAP: TimeDelta = TimeDelta::seconds(60);
 
@@ -205,16 +207,27 @@ struct BatchRow {
     success: i32,
     failure: i32,
     canceled: i32,
+    picked: i64,
 }
 
-/// Newest first.
-pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BatchSummary>> {
+/// Newest first, and no more of them once they have [`PAGE_BYTES`]: metadata and many kinds can make a batch large. Answers
+/// whether the page was cut short for that.
+pub async fn batches(
+    store: &Store,
+    filter: &BatchFilter,
+    page: Page<Uuid>,
+    limit: i64,
+) -> Result<(Vec<BatchSummary>, bool)> {
     // The counters are looked up for the page alone: joined before the limit, the tables were merged from the newest
     // batch on, down to the page.
     let mut query = QueryBuilder::<Postgres>::new(
         "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending, c.claimed,
-                c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled
-         from (select * from batch b where true",
+                c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled, b.picked
+         from (
+             select *, coalesce(sum(octet_length(b.metadata::text) + octet_length(array_to_string(b.kinds, ','))) over (
+                 order by b.id desc rows between unbounded preceding and 1 preceding
+             ), 0) as before, count(*) over () as picked
+             from (select * from batch b where true",
     );
     if let Some(scope) = &filter.scope {
         query.push(" and b.scope = ").push_bind(scope);
@@ -228,11 +241,13 @@ pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limi
         query.push(" offset ").push_bind(offset);
     }
     query.push(
-        ") b cross join lateral (select * from batch_counts where batch_id = b.id offset 0) c order by b.id desc",
+        ") b) b cross join lateral (select * from batch_counts where batch_id = b.id offset 0) c where b.before < ",
     );
+    query.push_bind(PAGE_BYTES).push(" order by b.id desc");
     let planned = query.build_query_as().persistent(filter.metadata.is_none());
     let rows: Vec<BatchRow> = store.reading(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
-    Ok(rows
+    let cut = rows.first().is_some_and(|row| i64::try_from(rows.len()).is_ok_and(|shown| shown < row.picked));
+    let batches = rows
         .into_iter()
         .map(|row| BatchSummary {
             batch_id: row.id,
@@ -244,7 +259,8 @@ pub async fn batches(store: &Store, filter: &BatchFilter, page: Page<Uuid>, limi
             scope: row.scope,
             metadata: row.metadata.unwrap_or_else(|| json!({})),
         })
-        .collect())
+        .collect();
+    Ok((batches, cut))
 }
 
 /// What has no metadata is stored without a value, and contains the empty object too.

@@ -87,6 +87,19 @@ pub async fn standing(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> 
     row.map(|row| Ok((read_status(&row.status)?, row.run))).transpose()
 }
 
+/// About how much the graph of a batch is in an answer.
+pub async fn dag_bytes(store: &Store, batch_id: Uuid) -> Result<i64> {
+    let adding = sqlx::query_scalar!(
+        r#"select coalesce((
+               select sum(octet_length(name) + octet_length(kind) + 450) from task_spec where batch_id = $1
+           ), 0)::bigint + 140 * (
+               select count(*) from task_spec s join link l on l.parent_id = s.id where s.batch_id = $1
+           ) as "bytes!""#,
+        batch_id
+    );
+    store.reading(async |tx| Ok(adding.fetch_one(tx.conn().await?).await?)).await
+}
+
 pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
     store.reading(async |tx| dag_in(tx, batch_id).await).await
 }

@@ -5,6 +5,7 @@ mod compared;
 mod create;
 mod end_to_end;
 mod fan_in;
+mod large;
 mod latency;
 mod lists;
 mod reports;
@@ -94,9 +95,14 @@ impl Bench<'_> {
             None => self.one(after, &mut None).await?,
         };
         let Some(bytes) = outcome.memory else { return Ok(Outcome::skipped(name, "there is no /proc")) };
-        let figure = Figure::new("", megabytes(bytes), Unit::Megabytes).reach(80.0);
+        let mut figures = vec![Figure::new("", megabytes(bytes), Unit::Megabytes).reach(80.0)];
         let (count, memory) = (outcome.count, outcome.memory);
-        Ok(Outcome { workload: name, count, figures: vec![figure], memory, ..Outcome::default() })
+        self.sink.clear().await;
+        let stage = self.ground.stage().await?;
+        let large = large::large(self, &stage).await;
+        self.ground.strike(stage).await?;
+        figures.extend(large?);
+        Ok(Outcome { workload: name, count, figures, memory, ..Outcome::default() })
     }
 
     /// `filled` has the many finished tasks, once a workload has wanted them.

@@ -81,7 +81,7 @@ impl Workload {
             Workload::E2eBlocked => "end to end with 100,000 tasks ahead that a rule blocks, against none",
             Workload::FanIn => "a batch of 50,000 in which the last waits for all others: the last report",
             Workload::Lists => "lists, filters and statistics with 5,000,000 finished tasks in the table",
-            Workload::Memory => "what the service holds after e2e-50k",
+            Workload::Memory => "what the service holds after e2e-50k, and with the largest tasks there may be",
             Workload::Soak => "end to end for 30 minutes; only if asked for",
         }
     }

@@ -84,7 +84,8 @@ impl Fixture {
                 hosts: config.hosts(),
             }),
             metrics: telemetry::metrics(),
-            changes: TaskTracker::new(),
+            graphs: tokio::sync::Semaphore::new(1),
+            requests: TaskTracker::new(),
             ending: CancellationToken::new(),
         };
         tokio::spawn(serve(listener, api, CancellationToken::new()));

@@ -1,0 +1,62 @@
+//! Tasks as large as they may be: what the service holds while it has them, and afterwards.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{Bench, PATIENCE, Post, settled};
+use crate::bench::ground::Stage;
+use crate::bench::load;
+use crate::bench::progress::Progress;
+use crate::bench::report::{Figure, Unit, megabytes};
+
+/// The body of a call, a little below the limit of an action.
+const BODY: usize = 250 * 1024;
+/// Tasks in a request, which is below the limit of a body with them.
+const PER_REQUEST: usize = 100;
+const MOST: f64 = 250.0;
+/// How long the service gets to give memory back.
+const REST: Duration = Duration::from_secs(15);
+
+/// The most that the service held while it stored, claimed and called them, and what it held a little later.
+pub async fn large(bench: &Bench<'_>, stage: &Stage) -> Result<Vec<Figure>, String> {
+    let requests = bench.size(8, 2);
+    let count = requests * PER_REQUEST;
+    let on_start = json!({"kind": "Webhook", "params": {
+        "url": bench.sink.url, "verb": "Post", "body": {"large": "x".repeat(BODY)},
+    }});
+    let task = json!({"name": "large", "kind": "bench", "on_start": on_start});
+    let body = json!(vec![task; PER_REQUEST]).to_string();
+    let post = Arc::new(Post::new(stage, body));
+    let progress = Progress::start(&format!("the largest tasks: {count}"), count);
+    let (peak, hidden) = (AtomicU64::new(0), Progress::hidden());
+    let watching = async {
+        loop {
+            peak.fetch_max(stage.memory().unwrap_or(0), Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let working = async {
+        let posting = load::run(&stage.peer, 2, 0..requests, &post, &hidden);
+        let worked = async {
+            for _ in 0..count {
+                bench.sink.next().await?;
+                progress.step();
+            }
+            Ok(())
+        };
+        let worked = tokio::time::timeout(PATIENCE, worked);
+        tokio::try_join!(posting, async { worked.await.map_err(|_| "tasks are not called".to_owned())? })?;
+        settled(&stage.peer, &post.batches(), "success", count).await
+    };
+    tokio::select! {
+        never = watching => never,
+        worked = working => worked?,
+    }
+    tokio::time::sleep(REST).await;
+    let later = stage.memory().unwrap_or(0);
+    let most = Figure::new("with the largest tasks", megabytes(peak.into_inner()), Unit::Megabytes).reach(MOST);
+    Ok(vec![most, Figure::new("15 s later", megabytes(later), Unit::Megabytes).reach(MOST / 2.0)])
+}
