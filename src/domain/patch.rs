@@ -16,6 +16,8 @@ pub struct Patch {
     pub expected_count: Option<i32>,
     pub priority: Option<i16>,
     pub run: Option<i32>,
+    /// It came with the token of that run, which only a call of it can have told.
+    pub proven: bool,
 }
 
 /// What a worker adds to the counters of its task.
@@ -47,6 +49,7 @@ pub fn read_patch(body: Value, limits: &Limits) -> Result<Patch, Vec<String>> {
             expected_count: fields.integer("expected_count", 0..=i32::MAX, &mut problems),
             priority: fields.integer("priority", -1000..=1000, &mut problems),
             run: fields.integer("run", 0..=i32::MAX, &mut problems),
+            proven: false,
         };
         fields.close(&mut problems);
         patch

@@ -51,6 +51,7 @@ fn everything_that_is_given_arrives() {
         expected_count: Some(4),
         priority: Some(-5),
         run: Some(6),
+        proven: false,
     };
     assert_eq!(read.unwrap(), expected);
 }

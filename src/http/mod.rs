@@ -38,7 +38,7 @@ use utoipa_swagger_ui::SwaggerUi;
 
 use crate::domain::new_task::Limits;
 use crate::service::Service;
-use crate::store::Store;
+use crate::store::{Store, while_wanted};
 
 pub use auth::Door;
 pub use body::Bodies;
@@ -116,9 +116,13 @@ async fn measure(request: Request, next: Next) -> Response {
 }
 
 /// Does the work of a request to its end even if the client hangs up meanwhile. A statement that is dropped leaves its
-/// server process at work, outside the pool's count; many of them used up all connections.
+/// server process at work, outside the pool's count; many of them used up all connections. What has not come so far that
+/// it has a connection is broken off.
 async fn detached(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
-    match api.requests.spawn(next.run(request).in_current_span()).await {
+    let unwanted = CancellationToken::new();
+    let work = while_wanted(unwanted.clone(), next.run(request));
+    let _wanted = unwanted.drop_guard();
+    match api.requests.spawn(work.in_current_span()).await {
         Ok(response) => response,
         Err(error) => {
             tracing::error!(%error, "a request failed");

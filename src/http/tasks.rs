@@ -137,7 +137,7 @@ pub async fn get(
     Id(id): Id,
     query: Query,
 ) -> Result<Json<WholeTask>, Problem> {
-    Ok(Json(viewer.shown(api.service.task(id, run_of(query)?).await?)))
+    Ok(Json(viewer.shown(api.service.task(id, run_of(query)?.0).await?)))
 }
 
 /// Report how a run ended, or change a task
@@ -171,7 +171,7 @@ pub async fn patch(
     query: Query,
     Body(body, _held): Body,
 ) -> Result<Json<WholeTask>, Problem> {
-    let run = run_of(query)?;
+    let (run, proven) = run_of(query)?;
     let mut patch = read_patch(body, &api.limits).map_err(Problem::invalid)?;
     if let (Some(in_query), Some(in_body)) = (run, patch.run)
         && in_query != in_body
@@ -179,6 +179,7 @@ pub async fn patch(
         return Err(Problem::invalid(vec![format!("run: is {in_query} in the query but {in_body} in the body")]));
     }
     patch.run = patch.run.or(run);
+    patch.proven = proven;
     Ok(Json(viewer.shown(service.patch(id, patch).await?)))
 }
 
@@ -211,7 +212,7 @@ pub async fn put(
     query: Query,
     Body(body, _held): Body,
 ) -> Result<StatusCode, Problem> {
-    let run = run_of(query)?;
+    let (run, _) = run_of(query)?;
     let progress = read_progress(body).map_err(Problem::invalid)?;
     service.progress(id, run, progress).await?;
     Ok(StatusCode::ACCEPTED)
@@ -308,12 +309,12 @@ impl std::io::Write for Hash {
 const STATUSES: &str = "one or several, separated by commas, of Waiting, Pending, Claimed, Running, RetryPending, Paused, \
                          Success, Failure, Canceled";
 
-fn run_of(mut query: Query) -> Result<Option<i32>, Problem> {
+/// The run that a request is about, and whether it came with its token: the door lets no wrong one in.
+fn run_of(mut query: Query) -> Result<(Option<i32>, bool), Problem> {
     let run = query.integer("run", &(0..=i32::MAX));
-    // The door has seen to it.
-    let _ = query.text("token");
+    let proven = query.text("token").is_some();
     query.close()?;
-    Ok(run)
+    Ok((run, proven))
 }
 
 fn statuses(text: &str) -> Option<Vec<Status>> {

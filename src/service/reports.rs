@@ -215,7 +215,14 @@ impl Service {
         let report = |patch: &Patch| patch.result.clone().map(|result| Report { run: patch.run, result });
         let reports: HashMap<Uuid, Report> =
             jobs.iter().filter_map(|job| Some((job.id, report(&job.patch)?))).collect();
+        let proven: HashSet<Uuid> = jobs.iter().filter(|job| job.patch.proven).map(|job| job.id).collect();
         let decide = |task: &Task, moment| match reports.get(&task.id) {
+            Some(report) if proven.contains(&task.id) && report.run == Some(task.run) => {
+                // Claims are not waited for until they are durable: one may be lost in a crash of the database after its
+                // worker was called.
+                let claimed = Task { claimed_run: report.run, ..task.clone() };
+                decide(&claimed, &Event::Reported(report.clone()), moment)
+            }
             Some(report) => decide(task, &Event::Reported(report.clone()), moment),
             None => Ok(None),
         };

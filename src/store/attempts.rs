@@ -62,7 +62,7 @@ pub async fn recorded(tx: &mut Tx, task_id: Uuid, run: i32) -> Result<Option<(i3
 
 /// The executions of a task that have ended, first to last; `None` if there is no such task.
 pub async fn of_task(store: &Store, id: Uuid, page: Page<i32>, limit: i64) -> Result<Option<Vec<AttemptView>>> {
-    store.reading(async |tx| in_tx(tx, id, page, limit).await).await
+    store.listing(async |tx| in_tx(tx, id, page, limit).await).await
 }
 
 async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i32>, limit: i64) -> Result<Option<Vec<AttemptView>>> {

@@ -65,7 +65,7 @@ impl Trail {
 
 /// The trail of a task, oldest first; `None` if there is no such task.
 pub async fn of_task(store: &Store, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<Event>>> {
-    store.reading(async |tx| in_tx(tx, id, page, limit).await).await
+    store.listing(async |tx| in_tx(tx, id, page, limit).await).await
 }
 
 async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<Event>>> {

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::{Actor, Patience, Result, Store};
 use crate::wake::Hints;
 
+/// Named once more in [`Listener::check`].
 const CHANNEL: &str = "reprise_wake";
 /// How long it may take to begin to listen.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -61,7 +62,8 @@ impl Listener {
 
     /// An error if it hears nothing any more.
     pub async fn check(&mut self) -> Result<()> {
-        match tokio::time::timeout(PATIENCE, sqlx::query("select 1").execute(self.get()?)).await {
+        // Listening to what one listens to already changes nothing.
+        match tokio::time::timeout(PATIENCE, sqlx::query("listen reprise_wake").execute(self.get()?)).await {
             Ok(checked) => checked.map(|_| ()).map_err(super::Error::from),
             Err(_) => Err(super::Error::too_late(PATIENCE)),
         }

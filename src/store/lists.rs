@@ -65,7 +65,7 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
          cross join lateral (select * from task where id = page.id offset 0) t order by page.id desc",
     );
     let planned = query.build_query_as().persistent(filter.metadata.is_none());
-    let rows: Vec<BasicRow> = store.reading(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
+    let rows: Vec<BasicRow> = store.listing(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
     rows.into_iter().map(BasicRow::into_view).collect()
 }
 
@@ -245,7 +245,7 @@ pub async fn batches(
     );
     query.push_bind(PAGE_BYTES).push(" order by b.id desc");
     let planned = query.build_query_as().persistent(filter.metadata.is_none());
-    let rows: Vec<BatchRow> = store.reading(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
+    let rows: Vec<BatchRow> = store.listing(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
     let cut = rows.first().is_some_and(|row| i64::try_from(rows.len()).is_ok_and(|shown| shown < row.picked));
     let batches = rows
         .into_iter()

@@ -97,11 +97,11 @@ pub async fn dag_bytes(store: &Store, batch_id: Uuid) -> Result<i64> {
            ) as "bytes!""#,
         batch_id
     );
-    store.reading(async |tx| Ok(adding.fetch_one(tx.conn().await?).await?)).await
+    store.listing(async |tx| Ok(adding.fetch_one(tx.conn().await?).await?)).await
 }
 
 pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
-    store.reading(async |tx| dag_in(tx, batch_id).await).await
+    store.listing(async |tx| dag_in(tx, batch_id).await).await
 }
 
 async fn dag_in(tx: &mut Tx, batch_id: Uuid) -> Result<Option<Dag>> {
@@ -198,7 +198,7 @@ pub async fn deliveries(store: &Store, filter: &DeliveryFilter, page: Page<i64>,
         query.push(" offset ").push_bind(offset);
     }
     let rows: Vec<DeliveryRow> =
-        store.reading(async |tx| Ok(query.build_query_as().fetch_all(tx.conn().await?).await?)).await?;
+        store.listing(async |tx| Ok(query.build_query_as().fetch_all(tx.conn().await?).await?)).await?;
     rows.into_iter().map(DeliveryRow::into_view).collect()
 }
 

@@ -85,7 +85,7 @@ pub async fn read(store: &Store, kind: Option<&str>, since: Option<DateTime<Utc>
         kind,
         since,
     );
-    let rows = store.reading(async |tx| Ok(adding.fetch_all(tx.conn().await?).await?)).await?;
+    let rows = store.listing(async |tx| Ok(adding.fetch_all(tx.conn().await?).await?)).await?;
     let mut all = Sums::default();
     let mut by_attempt: BTreeMap<i16, Sums> = BTreeMap::new();
     let mut by_kind: BTreeMap<String, Sums> = BTreeMap::new();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{Error, Result, Store, Tx};
@@ -24,10 +25,29 @@ pub enum Patience {
 impl Patience {
     fn within(self, limit: Duration) -> Duration {
         match self {
-            Patience::Brief => Duration::from_millis(250).min(limit),
+            Patience::Brief => Duration::from_millis(100).min(limit),
             Patience::Least => Duration::from_millis(10).min(limit),
             Patience::Long => limit,
         }
+    }
+}
+
+tokio::task_local! {
+    /// Set when nobody wants the answer any more.
+    static UNWANTED: CancellationToken;
+}
+
+/// Does work that may lose the one who wants it, which `unwanted` tells. What is begun is done to its end; what still waits
+/// for a connection or for its turn is broken off.
+pub async fn while_wanted<T>(unwanted: CancellationToken, work: impl Future<Output = T>) -> T {
+    UNWANTED.scope(unwanted, work).await
+}
+
+/// Waits, unless nobody wants it any more.
+pub(super) async fn wanted<T>(waiting: impl Future<Output = T>) -> Result<T> {
+    match UNWANTED.try_with(CancellationToken::clone) {
+        Ok(unwanted) => unwanted.run_until_cancelled(waiting).await.ok_or_else(Error::broken_off),
+        Err(_) => Ok(waiting.await),
     }
 }
 
@@ -124,9 +144,14 @@ impl Store {
         }
     }
 
+    /// Looks at much, or at what may take long to be found. Only so many do at a time.
+    pub async fn listing<T>(&self, look: impl AsyncFnOnce(&mut Tx) -> Result<T>) -> Result<T> {
+        let _place = self.place(&self.readers).await?;
+        self.reading(look).await
+    }
+
     /// Looks at something without changing it.
     pub async fn reading<T>(&self, look: impl AsyncFnOnce(&mut Tx) -> Result<T>) -> Result<T> {
-        let _place = self.place(&self.readers).await?;
         let session = Session { store: self.clone(), patience: Patience::Brief, deadline: Instant::now() + self.limit };
         let reading = async {
             let mut tx = session.begin_read().await?;
@@ -151,7 +176,8 @@ impl Store {
     }
 
     async fn place<'a>(&self, places: &'a Semaphore) -> Result<tokio::sync::SemaphorePermit<'a>> {
-        let place = tokio::time::timeout(self.limit, places.acquire()).await;
-        place.ok().and_then(std::result::Result::ok).ok_or_else(|| Error::too_late(self.limit))
+        let place = tokio::time::timeout(self.limit, wanted(places.acquire())).await;
+        let place = place.unwrap_or_else(|_| Err(Error::too_late(self.limit)))?;
+        place.map_err(|_| Error::broken_off())
     }
 }

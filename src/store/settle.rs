@@ -74,7 +74,7 @@ pub(super) async fn settle(tx: &mut Tx, moves: &Moves, now: Option<DateTime<Utc>
            ), counted as (
                insert into status_count as s (shard, waiting, pending, claimed, running, retry_pending, paused, success,
                                               failure, canceled)
-               select coalesce((select shard from shard), pg_backend_pid() % 16), n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]
+               select coalesce((select shard from shard), 16 + pg_backend_pid() % 1000), n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]
                from (select $26::bigint[] as n) total where cardinality(n) > 0
                on conflict (shard) do update set
                    waiting = s.waiting + excluded.waiting, pending = s.pending + excluded.pending,

@@ -35,7 +35,7 @@ pub async fn outbox(store: &Store) -> Result<(i64, f64)> {
            from outbox where status = 'pending'"#,
         store.clock().param(),
     );
-    let row = store.reading(async |tx| Ok(counting.fetch_one(tx.conn().await?).await?)).await?;
+    let row = store.listing(async |tx| Ok(counting.fetch_one(tx.conn().await?).await?)).await?;
     Ok((row.depth, row.age))
 }
 
@@ -47,14 +47,14 @@ pub async fn queue_age(store: &Store) -> Result<f64> {
            order by priority desc, turn, id limit 1"#,
         store.clock().param(),
     );
-    let age = store.reading(async |tx| Ok(first.fetch_optional(tx.conn().await?).await?)).await?;
+    let age = store.listing(async |tx| Ok(first.fetch_optional(tx.conn().await?).await?)).await?;
     Ok(age.unwrap_or(0.0))
 }
 
 /// Combinations of rules and values that block tasks.
 pub async fn parkings(store: &Store) -> Result<i64> {
     let count = sqlx::query_scalar!(r#"select count(*) as "n!" from parking where state > 0"#);
-    store.reading(async |tx| Ok(count.fetch_one(tx.conn().await?).await?)).await
+    store.listing(async |tx| Ok(count.fetch_one(tx.conn().await?).await?)).await
 }
 
 /// Seconds until the next deadline or end of a lease; negative when one has passed. The first of an order and not a

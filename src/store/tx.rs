@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::history::Move;
 use super::pool::Lent;
+use super::session::wanted;
 use super::settle::{Delta, Moves, Sums, settle};
 use super::{Result, Session, Store, deferred, matchers, outbox, retry_stats, slots};
 use crate::domain::status::Status;
@@ -108,7 +109,7 @@ impl Session {
     }
 
     async fn open(&self, begin: &str, then: &str, actor: Actor) -> Result<Tx> {
-        let connection = self.store.pool.take().await?;
+        let connection = wanted(self.store.pool.take()).await??;
         let told = self.left()?;
         let (store, session) = (self.store.clone(), self.clone());
         let mut tx = Tx { connection, ended: false, store, session, told, actor, changes: Changes::default() };

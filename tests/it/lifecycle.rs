@@ -327,3 +327,25 @@ async fn a_change_is_answered_with_what_is_stored() {
     assert_eq!(f.api.status(&ids[7]).await, "Failure");
     f.db.assert_books_balance().await;
 }
+
+/// A claim is not durable when its worker is called. If the database crashes in that moment the claim is lost, and the
+/// worker's report is the only trace of it.
+#[tokio::test]
+async fn a_worker_whose_claim_was_lost_in_a_crash_can_report() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": receiver.action("/start")}])).await;
+    f.claim().await;
+    f.write_answers().await;
+    let handle = receiver.received()[0].handle.clone().unwrap();
+    let path = handle.strip_prefix(f.api.base()).unwrap().to_owned();
+    f.db.execute(
+        "update task set status = 'pending', claimed_by = null, claimed_run = null, claim = 0, timeout_at = null, \
+         started_at = null",
+    )
+    .await;
+    let guessed = f.api.patch(&format!("/task/{}?run=0", ids[0]), &json!({"status": "Success"})).await;
+    assert_eq!(guessed.status, 409, "whoever only knows the number of the run proves nothing");
+    assert_eq!(f.api.patch(&path, &json!({"status": "Success"})).await.status, 200);
+    assert_eq!(f.api.status(&ids[0]).await, "Success");
+}

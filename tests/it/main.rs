@@ -4,6 +4,7 @@ mod api;
 mod bench;
 mod bodies;
 mod books;
+mod bounds;
 mod calls;
 mod concurrency;
 mod dates;

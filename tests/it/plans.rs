@@ -258,9 +258,9 @@ async fn a_page_of_a_list_reads_little_more_than_itself() {
     let store = db.store(Clock::Database);
     for n in 0..10u128 {
         let deep = || Page::After(Uuid::from_u128((1_767_226_600_000 + n) << 80 | 0x7000_8000 << 48));
-        assert_eq!(lists::batches(&store, &BatchFilter::default(), deep(), 50).await.unwrap().len(), 50);
+        assert_eq!(lists::batches(&store, &BatchFilter::default(), deep(), 50).await.unwrap().0.len(), 50);
         let of = BatchFilter { metadata: Some(json!({"n": "not a number"})), ..BatchFilter::default() };
-        assert_eq!(lists::batches(&store, &of, Page::Offset(0), 50).await.unwrap().len(), 0);
+        assert_eq!(lists::batches(&store, &of, Page::Offset(0), 50).await.unwrap().0.len(), 0);
         assert_eq!(lists::tasks(&store, &any(), deep(), 50).await.unwrap().len(), 50);
         let of = TaskFilter { created_before: at(1_767_235_601), ..any() };
         let found = lists::tasks(&store, &of, Page::Offset(0), 50).await.unwrap();
