@@ -81,7 +81,7 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
         "filled": args.filled,
         "url": args.url,
     });
-    let measured = measure(args, &ground, &shutdown).await;
+    let measured = Box::pin(measure(args, &ground, &shutdown)).await;
     ground.close().await;
     let (machine, outcomes) = measured?;
     let document = report::document(&run, &machine, &outcomes);
@@ -115,7 +115,7 @@ async fn measure(
     let bench = Bench { ground, sink: &sink, quick: args.quick, scale: args.scale, filled: args.filled };
     let usual = || WORKLOADS.into_iter().filter(|workload| workload.is_usual()).collect();
     let wanted = if args.workloads.is_empty() { usual() } else { args.workloads.clone() };
-    Ok((facts, bench.run(&wanted, shutdown).await))
+    Ok((facts, Box::pin(bench.run(&wanted, shutdown)).await))
 }
 
 /// What has to be known to compare numbers.

@@ -286,14 +286,14 @@ impl Keeper {
         let unstarted = self.held.drop_uncalled();
         if !unstarted.is_empty() {
             let unstarted = unstarted.as_slice();
-            let give_back = |session: Session| async move {
+            let write = |session: Session| async move {
                 let mut tx = session.begin(Actor::Loop(Start::NAME)).await?;
                 let count = transitions::give_back(&mut tx, unstarted).await?;
                 tx.commit().await?;
                 Ok(count)
             };
-            let given_back = match self.store.retrying(Patience::Brief, give_back).await {
-                Err(error) if error.is_busy() => self.store.retrying(Patience::Least, give_back).await,
+            let given_back = match self.store.retrying(Patience::Brief, write).await {
+                Err(error) if error.is_busy() => self.store.retrying(Patience::Least, write).await,
                 result => result,
             };
             match given_back {

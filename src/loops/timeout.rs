@@ -111,9 +111,8 @@ impl Timeout {
 async fn expire_locked(tx: &mut Tx, locked: Locked, outages: &Outages) -> store::Result<Expired> {
     let event = |task: &Task| if task.status == Status::Claimed { Event::LeaseRanOut } else { Event::TimedOut };
     let overdue = |task: &Task, moment: Moment| later_deadline(task, outages, moment.now).is_none();
-    let decide = |task: &Task, moment: Moment| match overdue(task, moment) {
-        true => decide(task, &event(task), moment),
-        false => Ok(None),
+    let decide = |task: &Task, moment: Moment| {
+        if overdue(task, moment) { decide(task, &event(task), moment) } else { Ok(None) }
     };
     let locked = dead_ends::widen(tx, locked, decide).await?;
     let (mut decided, mut put_off) = (Vec::new(), Vec::new());

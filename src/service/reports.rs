@@ -120,9 +120,8 @@ impl Service {
     pub(super) fn answer(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<WholeTask> {
         match done {
             Done::Task(task) => Ok(*task),
-            Done::Changed => Err(no_task(id)),
             Done::Refused(task) => Err(conflict(task.status, task.run, run)),
-            Done::Missing => Err(no_task(id)),
+            Done::Missing | Done::Changed => Err(no_task(id)),
             Done::TooLarge(size) => {
                 let most = self.metadata_bytes;
                 let problem = format!("metadata: must have at most {most} bytes when merged, not {size}");

@@ -224,7 +224,7 @@ pub async fn batches(
         "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending, c.claimed,
                 c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled, b.picked
          from (
-             select *, coalesce(sum(octet_length(b.metadata::text) + octet_length(array_to_string(b.kinds, ','))) over (
+             select *, coalesce(sum(coalesce(octet_length(b.metadata::text), 0) + octet_length(array_to_string(b.kinds, ','))) over (
                  order by b.id desc rows between unbounded preceding and 1 preceding
              ), 0) as before, count(*) over () as picked
              from (select * from batch b where true",

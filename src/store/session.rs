@@ -105,10 +105,8 @@ impl Store {
         let mut tries = 0u32;
         loop {
             // On the heap, or whoever waits would carry it twice.
-            let result = match tokio::time::timeout_at(session.deadline, Box::pin(once(session.clone()))).await {
-                Ok(result) => result,
-                Err(_) => return Err(Error::too_late(self.limit)),
-            };
+            let trying = tokio::time::timeout_at(session.deadline, Box::pin(once(session.clone())));
+            let Ok(result) = trying.await else { return Err(Error::too_late(self.limit)) };
             match result {
                 Err(error) if error.is_transient() && tries < 10 && begun.elapsed() < self.limit / 2 => {
                     tries += 1;

@@ -251,9 +251,10 @@ impl Tx {
             outbox::reopen_batches(&mut self, &changes.reopened).await?;
         }
         if !finished.is_empty() {
-            let finished = match self.defers() {
-                true => deferred::completable(&mut self, &finished, &mut changes.hints).await?,
-                false => finished,
+            let finished = if self.defers() {
+                deferred::completable(&mut self, &finished, &mut changes.hints).await?
+            } else {
+                finished
             };
             if outbox::complete_batches(&mut self, &finished).await? {
                 changes.hints.add(Hints::DELIVER);

@@ -99,7 +99,7 @@ impl Bench<'_> {
         let (count, memory) = (outcome.count, outcome.memory);
         self.sink.clear().await;
         let stage = self.ground.stage().await?;
-        let large = large::large(self, &stage).await;
+        let large = Box::pin(large::large(self, &stage)).await;
         self.ground.strike(stage).await?;
         figures.extend(large?);
         Ok(Outcome { workload: name, count, figures, memory, ..Outcome::default() })

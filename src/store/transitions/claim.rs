@@ -90,10 +90,10 @@ async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<(Vec<
     let rows = sqlx::query_as!(
         Row,
         r#"with picked as materialized (
-               select id, priority, turn from task where status = 'pending' and not_before is null and parked_on is null
+               select id, priority, turn, flags & $5 <> 0 as calls from task where status = 'pending' and not_before is null and parked_on is null
                order by priority desc, turn, id limit $1 for update skip locked
            ), sized as materialized (
-               select p.id, s.actions, coalesce(sum(octet_length(s.actions)) over (
+               select p.id, s.actions, coalesce(sum(octet_length(s.actions)) filter (where p.calls) over (
                    order by p.priority desc, p.turn, p.id rows between unbounded preceding and 1 preceding
                ), 0) as before
                from picked p join task_spec s on s.id = p.id
