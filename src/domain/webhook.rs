@@ -99,6 +99,18 @@ pub struct Actions {
 }
 
 impl Actions {
+    /// About how much they are when they are stored.
+    pub fn bytes(&self) -> usize {
+        let lists = [&self.on_success, &self.on_failure, &self.on_retry];
+        let all = self.on_start.iter().chain(lists.into_iter().flatten());
+        all.map(|action| {
+            let params = &action.params;
+            let headers: usize = params.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+            params.url.len() + headers + params.body.as_ref().map_or(0, |body| body.get().len())
+        })
+        .sum()
+    }
+
     pub fn is_empty(&self) -> bool {
         *self == Actions::default()
     }

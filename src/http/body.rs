@@ -33,9 +33,9 @@ pub struct Bodies {
 }
 
 impl Bodies {
-    /// The budget is four bodies of the largest size.
+    /// The budget is two bodies of the largest size.
     pub fn new(most: usize) -> Bodies {
-        let units = u32::try_from((4 * most).div_ceil(UNIT)).unwrap_or(u32::MAX);
+        let units = u32::try_from((2 * most).div_ceil(UNIT)).unwrap_or(u32::MAX);
         Bodies { most, units, budget: Arc::new(Semaphore::new(units as usize)) }
     }
 
@@ -154,7 +154,7 @@ mod tests {
         );
         drop(held);
         let mut all = Vec::new();
-        for _ in 0..4 {
+        for _ in 0..2 {
             all.push(bodies.reserve(128 * 1024, soon()).await);
         }
         assert!(all.iter().all(Result::is_ok));

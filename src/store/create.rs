@@ -18,6 +18,9 @@ use crate::domain::task::Flags;
 use crate::domain::view::RetrySource;
 use crate::wake::Hints;
 
+/// What the actions of tasks that are inserted by one statement may have: a statement is held several times over.
+const INSERT_BYTES: usize = 4 * 1024 * 1024;
+
 /// A stored batch: what there is of its tasks, in their order, and when it came into being.
 #[derive(Debug)]
 pub struct Created {
@@ -194,9 +197,21 @@ async fn insert_tasks(tx: &mut Tx, plans: &[Plan<'_>], created_at: DateTime<Utc>
     for Plan { new, tasks, ids, .. } in plans {
         all.extend(ids.iter().zip(tasks).map(|(id, task)| (new, *id, task)));
     }
-    if all.is_empty() {
-        return Ok(());
+    let mut rest = all.as_slice();
+    while !rest.is_empty() {
+        let mut bytes = 0;
+        let fits = |(_, _, planned): &&(&New, Uuid, &Planned)| {
+            bytes += planned.task.actions.bytes();
+            bytes <= INSERT_BYTES
+        };
+        let count = rest.iter().take_while(fits).count().max(1);
+        insert_some(tx, &rest[..count], created_at).await?;
+        rest = &rest[count..];
     }
+    Ok(())
+}
+
+async fn insert_some(tx: &mut Tx, all: &[(&New<'_>, Uuid, &Planned<'_>)], created_at: DateTime<Utc>) -> Result<()> {
     macro_rules! column {
         ($task:ident => $value:expr) => {
             &all.iter().map(|(_, _, p)| p.task).map(|$task| $value).collect::<Vec<_>>()[..]

@@ -98,6 +98,15 @@ impl Pool {
     }
 }
 
+impl Drop for Lent {
+    /// What a large statement or answer made of its buffers is not kept until the next one.
+    fn drop(&mut self) {
+        if let Some(connection) = &mut self.0 {
+            connection.shrink_buffers();
+        }
+    }
+}
+
 impl Lent {
     /// Fails after [`Lent::close`] only.
     pub fn get(&mut self) -> Result<&mut PgConnection> {
