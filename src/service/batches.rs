@@ -8,7 +8,7 @@ use crate::domain::rules::RulesChange;
 use crate::domain::status::Status;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::lists::{self, BatchFilter, Page};
-use crate::store::{self, Session, lock, query, slots, transitions};
+use crate::store::{self, Session, lock, query, slots, transitions, unconditionally};
 
 /// Tasks of a batch that one transaction changes: others wait for its locks no longer than that takes.
 const CHUNK: i64 = 1000;
@@ -47,7 +47,8 @@ impl Service {
         let mut canceled = [0i32; 9];
         let mut below = None;
         loop {
-            let chunk = self.store.alone(|session| self.stop_chunk(session, id, below)).await?;
+            let stopping = self.store.alone(|session| self.stop_chunk(session, id, below));
+            let chunk = unconditionally(stopping).await?;
             let Some(first) = chunk.first else { break };
             below = Some(first);
             for status in chunk.canceled {
@@ -80,15 +81,13 @@ impl Service {
         self.register(&change.rules).await?;
         let (mut updated, mut after) = (0, None);
         loop {
-            let chunk = self
-                .store
-                .alone(|session| async move {
-                    let mut tx = self.begin(&session).await?;
-                    let changed = slots::change_rules(&mut tx, id, change, after, CHUNK).await?;
-                    tx.commit().await?;
-                    Ok(changed)
-                })
-                .await?;
+            let changing = self.store.alone(|session| async move {
+                let mut tx = self.begin(&session).await?;
+                let changed = slots::change_rules(&mut tx, id, change, after, CHUNK).await?;
+                tx.commit().await?;
+                Ok(changed)
+            });
+            let chunk = unconditionally(changing).await?;
             let Some(last) = chunk.last() else { break };
             updated += i32::try_from(chunk.len()).unwrap_or(0);
             after = Some(*last);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::store::{self, Patience};
+use crate::store::{self, Patience, unconditionally};
 
 /// A lane that is at work for longer waits for somebody else, and nobody is to wait with it.
 const LONG: Duration = Duration::from_millis(50);
@@ -109,7 +109,7 @@ impl<J: Job, A> Together<J, A> {
                 let (jobs, tell): (Vec<J>, Vec<_>) = jobs.into_iter().unzip();
                 let mut away = None;
                 // On the heap: all those who wait would carry its state with them, tens of kilobytes each.
-                for (answer, tell) in Box::pin(work(jobs)).await.into_iter().zip(tell) {
+                for (answer, tell) in unconditionally(Box::pin(work(jobs))).await.into_iter().zip(tell) {
                     away = away.or(answer.as_ref().err().filter(|e| e.is_unavailable()).cloned());
                     let _ = tell.send(answer);
                 }

@@ -234,6 +234,28 @@ async fn count_executing(tx: &mut Tx, new: &Matchers) -> Result<()> {
     Ok(())
 }
 
+/// The rules that tasks alive carry, each once. An index has those whose flag says so, which are all but those that an
+/// instance from before the flag has created: these are found by a look through all batches that are not complete.
+async fn carried(tx: &mut Tx, flagged: bool) -> Result<Vec<String>> {
+    let rules = if flagged {
+        sqlx::query_scalar!(
+            r#"select distinct s.rules as "rules!" from task t join task_spec s on s.id = t.id
+               where t.ended_at is null and t.flags & 256 <> 0 and s.rules is not null"#
+        )
+        .fetch_all(tx.conn().await?)
+        .await?
+    } else {
+        sqlx::query_scalar!(
+            r#"select distinct s.rules as "rules!" from batch b join task_spec s on s.batch_id = b.id
+               join task t on t.id = s.id
+               where b.completed_at is null and s.rules is not null and t.ended_at is null and t.flags & 256 = 0"#
+        )
+        .fetch_all(tx.conn().await?)
+        .await?
+    };
+    Ok(rules)
+}
+
 /// Retires matchers that no task alive carries, and deletes retired ones whose slots are gone. Answers how many.
 pub async fn forget_unused(session: &Session) -> Result<u64> {
     let mut tx = session.begin(Actor::Loop("retention")).await?;
@@ -248,14 +270,11 @@ pub async fn forget_unused(session: &Session) -> Result<u64> {
     .await?;
     let mut unused: HashMap<(String, Vec<String>), i32> =
         old.into_iter().map(|row| ((row.kind, row.fields), row.id)).collect();
-    if !unused.is_empty() {
-        let carried = sqlx::query_scalar!(
-            r#"select distinct s.rules as "rules!" from task t join task_spec s on s.id = t.id
-               where t.ended_at is null and t.flags & 256 <> 0 and s.rules is not null"#
-        )
-        .fetch_all(tx.conn().await?)
-        .await?;
-        for rules in carried {
+    for flagged in [true, false] {
+        if unused.is_empty() {
+            break;
+        }
+        for rules in carried(&mut tx, flagged).await? {
             let rules: Vec<Rule> = serde_json::from_str(&rules).map_err(Error::corrupt)?;
             for matcher in rules.iter().map(Rule::matcher) {
                 unused.remove(&(matcher.kind.clone(), matcher.fields.clone()));

@@ -53,7 +53,7 @@ use crate::wake::Wake;
 use pool::Pool;
 
 pub use error::{Error, Result};
-pub use session::{Patience, Session, while_wanted};
+pub use session::{Patience, Session, unconditionally, while_wanted};
 pub use tx::{Actor, Tx};
 
 /// What a transaction may take, unless it is said otherwise.

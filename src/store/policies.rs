@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-use super::{Actor, Error, Result, Session, Store, Tx, fairness};
+use super::{Actor, Error, Result, Session, Store, Tx, fairness, unconditionally};
 use crate::domain::policy::Policy;
 use crate::domain::view::{KindPolicy, Timestamp};
 
@@ -32,12 +32,11 @@ pub async fn by_kind(store: &Store) -> Result<ByKind> {
         Some((failed_at, Err(error))) if *failed_at > asked_at => return Err(error.clone()),
         _ => {}
     }
-    let read = store
-        .reading(async |tx| {
-            fairness::look(tx).await?;
-            Ok(Arc::new(read(tx).await?.into_iter().map(|one| (one.kind, one.retry)).collect()))
-        })
-        .await;
+    let reading = store.reading(async |tx| {
+        fairness::look(tx).await?;
+        Ok(Arc::new(read(tx).await?.into_iter().map(|one| (one.kind, one.retry)).collect()))
+    });
+    let read = unconditionally(reading).await;
     *cache = Some((Instant::now(), read.clone()));
     read
 }

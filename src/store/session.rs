@@ -43,6 +43,11 @@ pub async fn while_wanted<T>(unwanted: CancellationToken, work: impl Future<Outp
     UNWANTED.scope(unwanted, work).await
 }
 
+/// Does work that more than one want, or that must not stop half-way: it goes on whoever is gone.
+pub async fn unconditionally<T>(work: impl Future<Output = T>) -> T {
+    UNWANTED.scope(CancellationToken::new(), work).await
+}
+
 /// Waits, unless nobody wants it any more.
 pub(super) async fn wanted<T>(waiting: impl Future<Output = T>) -> Result<T> {
     match UNWANTED.try_with(CancellationToken::clone) {

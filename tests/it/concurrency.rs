@@ -193,3 +193,27 @@ async fn a_begin_that_is_broken_off_leaves_no_transaction_open() {
         assert_eq!(db.number(open).await, 0, "after {polls} polls");
     }
 }
+
+/// The client whose request does the work of all that wait with it hangs up: the others are answered all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_client_that_hangs_up_takes_nobody_with_it() {
+    let f = Fixture::new().await;
+    let tasks: Vec<Value> = (0..200).map(|_| json!({"name": "n", "kind": "k", "timeout": 3600})).collect();
+    let ids = f.api.create(&json!(tasks)).await;
+    f.claim().await;
+    let address = f.api.base().strip_prefix("http://").unwrap().to_owned();
+    let body = "{\"status\": \"Success\"}";
+    let hanging_up = ids[100..].iter().map(|id| {
+        let (address, length) = (address.clone(), body.len());
+        let request = format!("PATCH /task/{id} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}");
+        async move {
+            let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+            tokio::io::AsyncWriteExt::write_all(&mut stream, request.as_bytes()).await.unwrap();
+        }
+    });
+    let staying = ids[..100].iter().map(async |id| f.api.succeed(id).await);
+    let (answers, _) = tokio::join!(join_all(staying), join_all(hanging_up));
+    for answer in answers {
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+}

@@ -173,7 +173,9 @@ async fn where_there_is_no_database_all_who_want_policies_know_it_at_once() {
     tokio::time::pause();
     let started = tokio::time::Instant::now();
     for answer in join_all((0..20).map(|_| policies::by_kind(&store))).await {
-        assert!(answer.unwrap_err().is_unavailable());
+        let error = answer.unwrap_err();
+        assert!(error.is_unavailable());
+        assert_eq!(error.to_string().matches("not available").count(), 1, "{error}: said once, however many are told");
     }
     assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
 }
