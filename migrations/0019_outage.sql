@@ -1,7 +1,8 @@
 -- When an instance was last able to work, and the times when none was: nobody could report then, and no timeout counts them.
+-- Mostly one row of `pulse`; another one is made when somebody holds it.
 create table pulse (
-    only_row boolean primary key default true check (only_row),
-    at       timestamptz not null
+    shard smallint primary key,
+    at    timestamptz not null
 );
 
 create table outage (

@@ -12,6 +12,6 @@ alter table matcher
     drop constraint matcher_kind_fields_key;
 create unique index matcher_active_idx on matcher (kind, fields) where retired_at is null;
 
--- The tasks alive that carry rules. Entered by no others.
-update task t set flags = t.flags | 256 from task_spec s where s.id = t.id and s.rules is not null and t.ended_at is null;
+-- The tasks alive that carry rules. Entered by no others. Tasks that have ended may come back.
+update task t set flags = t.flags | 256 from task_spec s where s.id = t.id and s.rules is not null;
 create index task_ruled_idx on task (id) where ended_at is null and flags & 256 <> 0;

@@ -78,6 +78,14 @@ pub struct Moment {
     pub limits: retry::Limits,
 }
 
+impl Moment {
+    /// The same at the later of both times: of several locks, the last one counts.
+    #[must_use]
+    pub fn not_before(self, other: Moment) -> Moment {
+        Moment { now: self.now.max(other.now), ..self }
+    }
+}
+
 /// Where the jitter of a retry comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Jitter {

@@ -130,6 +130,8 @@ pub async fn change_rules(
 )]
 pub async fn dag(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Response, Problem> {
     // One at a time: each may be large, and is held several times over until it is written out.
-    let _one = api.graphs.acquire().await;
+    let Ok(_one) = tokio::time::timeout(api.request_time, api.graphs.acquire()).await else {
+        return Err(Problem::unavailable());
+    };
     Ok(Json(api.service.dag(id).await?).into_response())
 }

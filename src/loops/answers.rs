@@ -117,6 +117,10 @@ impl Answers {
             let written = self.store.retrying(Patience::Least, |session| write(session, std::slice::from_ref(one)));
             match written.await {
                 Ok(busy) => unwritten.extend(busy),
+                Err(error) if error.is_unavailable() => {
+                    // Those that were written already find that their claim has moved on.
+                    return answers.iter().map(|answer| answer.claim).collect();
+                }
                 Err(error) if error.is_busy() || error.is_unavailable() || error.is_transient() => {
                     unwritten.insert(one.claim);
                 }
@@ -175,7 +179,12 @@ async fn write(session: Session, answers: &[Answered]) -> store::Result<HashSet<
         let written = transitions::started(&mut tx, &started).await?;
         actions.retain(|cancel| !written.busy.contains(&cancel.claim));
         outbox::keep_cancel_actions(&mut tx, &actions).await?;
-        busy.extend(written.busy);
+        if !written.busy.is_empty() {
+            // One that is not there any more is in nobody's hands.
+            let ids: Vec<Uuid> = written.busy.iter().map(|(id, _)| *id).collect();
+            let there = query::existing(&mut tx, &ids).await?;
+            busy.extend(written.busy.into_iter().filter(|(id, _)| there.contains(id)));
+        }
     }
     tx.commit().await?;
     Ok(busy)

@@ -153,10 +153,10 @@ impl Caller {
             let busy = self.drop_lost(&batch).await;
             for (queued, permit) in batch.into_iter().zip(permits) {
                 let claim = queued.claimed.claim_id();
-                match self.held.about_to_call(claim, self.lease) {
-                    Some(true) if !busy.contains(&claim) => self.call(queued, permit),
+                match self.held.about_to_call(claim, self.lease, busy.contains(&claim)) {
+                    Some(true) => self.call(queued, permit),
                     // Whether it is still ours is not known, or not for long enough.
-                    Some(_) => aside.push(self.later(Queued { place: None, ..queued }, Some(AGAIN))),
+                    Some(false) => aside.push(self.later(Queued { place: None, ..queued }, Some(AGAIN))),
                     None => {}
                 }
             }
@@ -235,6 +235,8 @@ impl Caller {
             let result = result.map(|answer| match read_answered_action(&answer.body) {
                 Ok(action) => action,
                 Err(reason) => {
+                    // It may name what the receiver sent.
+                    let reason = reason.replace(char::is_control, " ");
                     tracing::warn!(task.id = %claimed.id, batch.id = %claimed.batch_id, run = claimed.run, %reason,
                         "the cancel action in the answer to on_start is not valid and ignored");
                     ignored = Some(reason);
@@ -371,11 +373,12 @@ impl Held {
         doubtful.into_iter().take(ASKED).map(|(_, _, id, claim)| (id, claim)).collect()
     }
 
-    /// `None`: it is no longer ours to call. `Some(false)`: it is, but its lease is nearly over.
-    fn about_to_call(&self, claim: ClaimId, lease: Duration) -> Option<bool> {
+    /// `None`: it is no longer ours to call. `Some(false)`: it may be, but its lease is nearly over, or somebody else holds
+    /// it.
+    fn about_to_call(&self, claim: ClaimId, lease: Duration, busy: bool) -> Option<bool> {
         let mut map = self.map();
         let holding = map.get_mut(&claim.0).filter(|holding| holding.claim == claim.1)?;
-        holding.called = Instant::now() + lease / 10 < holding.until;
+        holding.called = !busy && Instant::now() + lease / 10 < holding.until;
         Some(holding.called)
     }
 

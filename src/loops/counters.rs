@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use super::runner::{Loop, Tick};
-use crate::store::{self, Patience, Session, Store, deferred};
+use crate::store::deferred::{self, Together};
+use crate::store::{self, Patience, Session, Store};
 use crate::wake::Hints;
 
 pub struct Counters {
@@ -22,11 +25,17 @@ impl Loop for Counters {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        let together = |session: Session| async move { deferred::bring_together(&session).await };
-        let (processed, left) = match self.store.retrying(Patience::Least, together).await {
-            Err(error) if error.is_busy() => (0, true),
-            result => result?,
-        };
+        let (mut processed, mut left, mut after) = (0, false, Some(Uuid::nil()));
+        while let Some(from) = after {
+            let together = |session: Session| async move { deferred::bring_together(&session, from).await };
+            let done = match self.store.retrying(Patience::Least, together).await {
+                Err(error) if error.is_busy() => Together { left: true, ..Together::default() },
+                result => result?,
+            };
+            processed += done.batches;
+            left |= done.left;
+            after = done.last;
+        }
         Ok(Tick { processed, more: false, due_in: left.then_some(0.1) })
     }
 }

@@ -255,7 +255,7 @@ impl Marks {
                 }
                 Err(error) => error,
             };
-            if !error.is_unavailable() {
+            if !error.is_unavailable() && !error.is_transient() && !error.is_busy() {
                 tracing::error!(%error, results = sent.len(), "results of notifications are lost: they will be sent again");
                 break;
             }

@@ -50,7 +50,7 @@ impl Loop for Retention {
         idle += store.retrying(least, |s| async move { fairness::forget_idle(&s, LIMIT).await }).await?;
         // Claims that are under way keep it from closing the gate: next time, then.
         match store.retrying(least, |s| async move { matchers::forget_unused(&s).await }).await {
-            Err(error) if error.is_busy() => {}
+            Err(error) if error.is_busy() || error.is_transient() => {}
             forgotten => idle += forgotten?,
         }
         let (mut deleted, mut stats) = (retention::Deleted::default(), 0);

@@ -119,12 +119,9 @@ impl Loop for Start {
             Err(error) if error.is_busy() => return Ok(Tick { due_in: Some(0.0), ..Tick::default() }),
             Err(error) => return Err(error),
         };
-        let Claims { tasks: mut claimed, parked, more, unknown } = claims;
-        if !unknown.is_empty() {
-            matchers::register(&self.store, &unknown).await?;
-        }
+        let Claims { tasks: mut claimed, parked, busy, more, unknown } = claims;
         // Where most are blocked they are put out of the way faster than they are claimed.
-        self.look.store(if parked * 2 > limit { LOOK_LIMIT } else { limit }, Ordering::Relaxed);
+        self.look.store(if parked * 2 > limit || busy > 0 { LOOK_LIMIT } else { limit }, Ordering::Relaxed);
         let processed = claimed.len();
         // In the order of the queue, which the statement's answer is not in.
         claimed.sort_unstable_by_key(|c| (std::cmp::Reverse(c.priority), c.turn, c.id));
@@ -134,6 +131,17 @@ impl Loop for Start {
                 self.queue.push(Queued { claimed, action, place: None });
             }
         }
-        Ok(Tick { processed: processed as u64, more: more || !unknown.is_empty(), due_in: None })
+        // After all that was claimed is in the queue. What keeps it from being known now does not for ever.
+        let mut known = false;
+        if !unknown.is_empty() {
+            match matchers::try_register(&self.store, &unknown).await {
+                Ok(()) => known = true,
+                Err(error) => tracing::debug!(%error, "matchers not registered yet"),
+            }
+        }
+        // Where everything that was looked at is in other hands, there is nothing more to be had at once.
+        let more = known || more && (processed > 0 || parked > 0);
+        let due_in = (busy > 0 || !unknown.is_empty()).then_some(0.0);
+        Ok(Tick { processed: processed as u64, more, due_in })
     }
 }

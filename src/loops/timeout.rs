@@ -79,10 +79,12 @@ impl Timeout {
         for id in overdue {
             let expire = |session| async move { self.expire(session, &Which::Only(id)).await };
             match self.store.retrying(Patience::Least, expire).await {
-                Ok(expired) => {
-                    ended += expired.map_or(0, |expired| expired.ended);
+                Ok(Some(expired)) if !expired.ids.is_empty() => {
+                    ended += expired.ended;
                     self.held_back().remove(&id);
                 }
+                // Somebody else holds it, or what it needs.
+                Ok(_) => self.held_back().add(id),
                 Err(error) if error.is_busy() => self.held_back().add(id),
                 Err(error) => return Err(error),
             }
@@ -138,10 +140,12 @@ async fn expire_locked(tx: &mut Tx, locked: Locked, outages: &Outages) -> store:
 /// time in which nobody could report does not count.
 fn later_deadline(task: &Task, outages: &Outages, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
     let deadline = match task.status {
-        Status::Running => task.last_updated + TimeDelta::seconds(i64::from(task.timeout_secs)),
-        Status::Claimed => task.timeout_at?,
+        Status::Running => {
+            let timeout = TimeDelta::seconds(i64::from(task.timeout_secs));
+            task.last_updated + timeout + outages.between(task.last_updated, now)
+        }
+        Status::Claimed => outages.moved(task.timeout_at?),
         _ => return None,
     };
-    let deadline = deadline + outages.between(task.last_updated, now);
     (deadline > now && task.timeout_at.is_some_and(|at| at <= now)).then_some(deadline)
 }

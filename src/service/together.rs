@@ -192,8 +192,16 @@ where
     if !error.is_busy() {
         tracing::warn!(%error, jobs = jobs.len(), "changes could not be made together");
     }
-    let mut answers = Vec::with_capacity(jobs.len());
+    let mut answers: Vec<store::Result<A>> = Vec::with_capacity(jobs.len());
     for job in jobs {
+        // Where there is no database for one there is none for the others.
+        if let Some(Err(error)) = answers.last()
+            && error.is_unavailable()
+        {
+            let error = error.clone();
+            answers.push(Err(error));
+            continue;
+        }
         let answer = work(std::slice::from_ref(job), Patience::Least).await;
         answers.push(answer.and_then(|mut one| one.pop().ok_or_else(store::Error::broken_off)));
     }

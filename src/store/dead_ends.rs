@@ -78,19 +78,20 @@ pub async fn widen(tx: &mut Tx, locked: Locked, decide: impl Fn(&Task, Moment) -
     Ok(wider)
 }
 
-/// The dead ends above `ended`, which have ended badly in this transaction and tell their parents. While a batch is
+/// The dead ends above `ended`, which have ended badly in this transaction and tell their parents, and the moment at which
+/// they are found: not before the last change of one of them. While a batch is
 /// stopped its own tasks are left out: they are canceled anyway.
 pub(super) async fn found(
     tx: &mut Tx,
     ended: &[Uuid],
     stopped: Option<Uuid>,
-    moment: Moment,
-) -> Result<Vec<Transition>> {
+    mut moment: Moment,
+) -> Result<(Vec<Transition>, Moment)> {
     let mut ancestors: Vec<Task> = Vec::new();
     loop {
         let links = links_above(tx, ended, stopped).await?;
         if links.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), moment));
         }
         let known: HashSet<Uuid> = ancestors.iter().map(|t| t.id).collect();
         let told = links.iter().filter(|link| link.tells).map(|link| link.parent);
@@ -98,9 +99,10 @@ pub(super) async fn found(
         // Only when nothing new has come since they were locked are the links those of the locked rows.
         if new.is_empty() {
             let alive = alive_children(tx, &links, &ancestors).await?;
-            return Ok(dead_end::dead_ends(ended, &links, &ancestors, alive, moment));
+            return Ok((dead_end::dead_ends(ended, &links, &ancestors, alive, moment), moment));
         }
         let locked = lock::by_ids(tx, &new.into_iter().collect::<Vec<_>>()).await?;
+        moment = moment.not_before(locked.moment);
         ancestors.extend(locked.tasks);
     }
 }

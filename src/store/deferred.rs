@@ -71,19 +71,36 @@ async fn leave(tx: &mut Tx, batches: &[(Uuid, Delta)]) -> Result<()> {
     Ok(())
 }
 
-/// Adds what was put aside to the counters that nobody holds now. Answers for how many batches, and whether some are left.
-pub async fn bring_together(session: &Session) -> Result<(u64, bool)> {
+/// What came of a look at counters that were put aside.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Together {
+    pub batches: u64,
+    /// Some are still held by somebody.
+    pub left: bool,
+    /// There are more behind this one.
+    pub last: Option<Uuid>,
+}
+
+/// Adds what was put aside to the counters that nobody holds now, of the batches after `after`, each found by one look into
+/// the index.
+pub async fn bring_together(session: &Session, after: Uuid) -> Result<Together> {
     let mut tx = session.begin(Actor::Loop("counters")).await?;
     let waiting = sqlx::query_scalar!(
-        r#"select distinct d.batch_id as "id!" from (select batch_id from batch_delta order by id limit 1000) d
-           order by 1 limit $1"#,
-        LIMIT
+        r#"with recursive waiting(id) as (
+               (select batch_id from batch_delta where batch_id > $2 order by batch_id limit 1)
+               union all
+               select (select d.batch_id from batch_delta d where d.batch_id > w.id order by d.batch_id limit 1)
+               from waiting w where w.id is not null
+           )
+           select id as "id!" from waiting where id is not null limit $1"#,
+        LIMIT,
+        after,
     )
     .fetch_all(tx.conn().await?)
     .await?;
     if waiting.is_empty() {
         tx.rollback().await?;
-        return Ok((0, false));
+        return Ok(Together::default());
     }
     let free = sqlx::query_scalar!(
         "select b.id from batch b join batch_count c on c.batch_id = b.id where b.id = any($1)
@@ -116,5 +133,7 @@ pub async fn bring_together(session: &Session) -> Result<(u64, bool)> {
         tx.correct_batch(row.batch_id, by_status, sums, false);
     }
     tx.commit().await?;
-    Ok((rows.len() as u64, free.len() < waiting.len()))
+    let full = i64::try_from(waiting.len()).is_ok_and(|count| count == LIMIT);
+    let last = waiting.last().copied().filter(|_| full);
+    Ok(Together { batches: rows.len() as u64, left: free.len() < waiting.len(), last })
 }

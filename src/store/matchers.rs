@@ -148,11 +148,16 @@ pub async fn register(store: &Store, wanted: &BTreeSet<Matcher>) -> Result<()> {
     }
     let until = Instant::now() + store.limit();
     loop {
-        match store.retrying(Patience::Least, |session| register_once(session, wanted)).await {
+        match try_register(store, wanted).await {
             Err(error) if error.is_busy() && Instant::now() < until => tokio::time::sleep(PAUSE).await,
             result => return result,
         }
     }
+}
+
+/// The same with one try.
+pub async fn try_register(store: &Store, wanted: &BTreeSet<Matcher>) -> Result<()> {
+    store.retrying(Patience::Least, |session| register_once(session, wanted)).await
 }
 
 async fn register_once(session: Session, wanted: &BTreeSet<Matcher>) -> Result<()> {

@@ -19,9 +19,12 @@ pub async fn beat(session: &Session) -> Result<()> {
     let mut tx = session.begin_lease(Actor::Loop("pulse")).await?;
     let now = tx.store.clock().param();
     let rows = sqlx::query!(
-        "with last as materialized (select at from pulse for update skip locked), beat as (
-             update pulse set at = coalesce($1, statement_timestamp()) from last
-             where last.at < coalesce($1, statement_timestamp())
+        "with last as materialized (select max(at) as at from pulse), free as materialized (
+             select shard from pulse order by shard limit 1 for update skip locked
+         ), beat as (
+             insert into pulse as p (shard, at)
+             select coalesce((select shard from free), pg_backend_pid() % 1000), coalesce($1, statement_timestamp())
+             on conflict (shard) do update set at = greatest(p.at, excluded.at)
          )
          insert into outage (began_at, ended_at)
          select at, coalesce($1, statement_timestamp()) from last
@@ -32,9 +35,6 @@ pub async fn beat(session: &Session) -> Result<()> {
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    sqlx::query!("insert into pulse (at) values (coalesce($1, statement_timestamp())) on conflict do nothing", now)
-        .execute(tx.conn().await?)
-        .await?;
     if !rows.is_empty() {
         sqlx::query!(
             "delete from outage where ended_at < coalesce($1, statement_timestamp()) - make_interval(days => $2)",
@@ -61,6 +61,13 @@ impl Outages {
         let part = |(began, ended): &(DateTime<Utc>, DateTime<Utc>)| (*ended).min(to) - (*began).max(from);
         self.0.iter().map(part).filter(|part| *part > TimeDelta::zero()).sum()
     }
+
+    /// Where a date lies that fell into an outage: as long after its end as it was after its beginning. Dates outside
+    /// of outages stay.
+    pub fn moved(&self, at: DateTime<Utc>) -> DateTime<Utc> {
+        let hit = self.0.iter().find(|(began, ended)| *began <= at && at < *ended);
+        hit.map_or(at, |(began, ended)| *ended + (at - *began))
+    }
 }
 
 /// `None` if there has been no beat for so long that an outage has just ended, or is not noted yet.
@@ -68,10 +75,10 @@ pub async fn known(tx: &mut Tx) -> Result<Option<Outages>> {
     // A test that sets the time says itself when there was an outage.
     let by_hand = tx.store.clock().param().is_some();
     let fresh = sqlx::query_scalar!(
-        r#"select at > statement_timestamp() - make_interval(secs => $1) as "fresh!" from pulse"#,
+        "select max(at) > statement_timestamp() - make_interval(secs => $1) from pulse",
         SILENCE_SECS
     )
-    .fetch_optional(tx.conn().await?)
+    .fetch_one(tx.conn().await?)
     .await?;
     if fresh == Some(false) && !by_hand {
         return Ok(None);
@@ -89,6 +96,8 @@ mod tests {
         let at = |secs| DateTime::from_timestamp(secs, 0).unwrap();
         let outages = Outages(vec![(at(100), at(110)), (at(200), at(260))]);
         let secs = |from, to| outages.between(at(from), at(to)).num_seconds();
+        let moved = |secs| outages.moved(at(secs)).timestamp();
+        assert_eq!((moved(99), moved(105), moved(110), moved(250)), (99, 115, 110, 310));
         assert_eq!((secs(0, 50), secs(0, 105), secs(105, 300), secs(120, 190), secs(0, 1000)), (0, 5, 65, 0, 70));
     }
 }

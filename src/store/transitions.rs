@@ -49,7 +49,7 @@ async fn apply_but(tx: &mut Tx, transitions: &[Transition], stopped: Option<Uuid
     let ended: Vec<Uuid> = transitions.iter().chain(&following).filter(tells).map(|t| t.task().id).collect();
     if !ended.is_empty() {
         // None of their children is alive, so nothing follows from these but what is above them, which is among them.
-        let canceled = dead_ends::found(tx, &ended, stopped, moment).await?;
+        let (canceled, moment) = dead_ends::found(tx, &ended, stopped, moment).await?;
         write(tx, &canceled, moment.now).await?;
     }
     Ok(())
@@ -71,6 +71,8 @@ async fn propagate(tx: &mut Tx, settled: &[Settled], moment: Moment) -> Result<V
         }
         locked = lock::by_ids(tx, &below.children).await?;
     }
+    // They may have changed after those above them were locked.
+    let moment = moment.not_before(locked.moment);
     let following = graph::propagate(settled, &below.edges, &locked.tasks, moment);
     write(tx, &following, moment.now).await?;
     Ok(following)

@@ -156,7 +156,7 @@ impl Tx {
     /// A task has made a move. New tasks bring their batch's counters with them.
     pub(super) fn moved(&mut self, id: Uuid, made: Move, now: DateTime<Utc>) {
         let changes = &mut self.changes;
-        changes.now = Some(now);
+        changes.now = changes.now.max(Some(now));
         if made.from == Some(made.to) {
             return;
         }
@@ -239,13 +239,14 @@ impl Tx {
 
     pub async fn commit(mut self) -> Result<()> {
         let mut changes = std::mem::take(&mut self.changes);
-        if self.defers() {
-            deferred::put_aside(&mut self, &mut changes.moves.batches, &mut changes.hints).await?;
-        }
         if slots::settle(&mut self, &changes.slots).await? {
             changes.hints.add(Hints::START);
         }
         retry_stats::add(&mut self, &changes.stats, changes.now).await?;
+        // Counters of batches are the last locks, also where they are not waited for.
+        if self.defers() {
+            deferred::put_aside(&mut self, &mut changes.moves.batches, &mut changes.hints).await?;
+        }
         let finished = settle(&mut self, &changes.moves, changes.now).await?;
         if !changes.reopened.is_empty() {
             outbox::reopen_batches(&mut self, &changes.reopened).await?;

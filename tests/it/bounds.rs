@@ -167,6 +167,26 @@ async fn a_task_whose_matcher_is_not_known_does_not_start_past_its_rule() {
     f.db.assert_books_balance().await;
 }
 
+/// Tasks that an instance from before the flag has created, after their matcher was forgotten.
+#[tokio::test]
+async fn a_task_that_is_not_known_to_carry_rules_does_not_start_past_them() {
+    let f = Fixture::new().await;
+    let ids = f.api.create(&json!([limited(1), limited(1), {"name": "n", "kind": "other"}])).await;
+    f.db.execute(
+        "update task set flags = flags & ~256; delete from matcher; update matcher_version set version = version + 1",
+    )
+    .await;
+    for _ in 0..3 {
+        f.claim().await;
+    }
+    let mut status = Vec::new();
+    for id in &ids {
+        status.push(f.api.status(id).await);
+    }
+    assert_eq!(status, ["Running", "Pending", "Running"]);
+    f.db.assert_books_balance().await;
+}
+
 #[tokio::test]
 async fn time_in_which_no_instance_worked_counts_against_no_timeout() {
     let f = Fixture::new().await;
@@ -188,6 +208,21 @@ async fn time_in_which_no_instance_worked_counts_against_no_timeout() {
     assert_eq!(f.expire().await, 0, "28 and 100 seconds, of which the latter do not count");
     f.advance(2);
     assert_eq!(f.expire().await, 1);
+    // A lease that ended in it is put off once, and no further.
+    let receiver = Receiver::start().await;
+    receiver.answer(Reply::slow(std::time::Duration::from_secs(3600)));
+    let claimed = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": receiver.action("/s")}])).await;
+    f.claim().await;
+    beat().await;
+    f.advance(100);
+    beat().await;
+    assert_eq!(f.expire().await, 0);
+    f.advance(29);
+    assert_eq!(f.expire().await, 0);
+    f.advance(2);
+    assert_eq!(f.expire().await, 1);
+    assert_eq!(f.api.status(&claimed[0]).await, "Pending");
+    f.api.delete(&format!("/task/{}", claimed[0])).await;
     // Later ones have nothing of it.
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "timeout": 30}])).await;
     f.claim().await;
@@ -200,13 +235,14 @@ async fn time_in_which_no_instance_worked_counts_against_no_timeout() {
 async fn a_cancel_action_that_is_not_valid_is_told_in_the_events() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
-    let answer = json!({"kind": "Webhook", "params": {"url": "not a url", "verb": "Post"}});
+    // With a character that PostgreSQL does not store.
+    let answer = json!({"kind": "a\u{0}b", "params": {"url": "not a url", "verb": "Post"}});
     receiver.answer(Reply { body: answer, ..Reply::ok() });
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": receiver.action("/start")}])).await;
     f.claim().await;
     f.write_answers().await;
     let events = f.api.get(&format!("/task/{}/events", ids[0])).await.body;
     let started = events.as_array().unwrap().iter().find(|event| event["to"] == "Running").unwrap();
-    assert!(text(&started["reason"]).contains("url"), "{started}");
+    assert!(text(&started["reason"]).contains("a b"), "{started}");
     assert!(events.as_array().unwrap().iter().filter(|event| event["to"] != "Running").all(|e| e["reason"].is_null()));
 }

@@ -46,6 +46,8 @@ pub struct Claims {
     pub tasks: Vec<Claimed>,
     /// How many are blocked by rules and were parked.
     pub parked: usize,
+    /// How many were left alone because somebody else holds a slot that they look at.
+    pub busy: usize,
     /// The queue, or a parking that was stirred, may hold more.
     pub more: bool,
     /// Tasks were left alone because their rules name these, which are not known.
@@ -61,8 +63,17 @@ const SPEC_BYTES: i64 = 4 * 1024 * 1024;
 pub async fn claim(tx: &mut Tx, limit: usize, look: usize, lease: Duration) -> Result<Claims> {
     let matchers = matchers::all(tx).await?;
     let claims = if matchers.is_idle() {
-        let (tasks, looked) = claim_first(tx, limit, lease).await?;
-        Claims { more: tasks.len() == limit || tasks.len() < looked, tasks, ..Claims::default() }
+        let First { mut tasks, looked, ruled } = claim_first(tx, limit, lease).await?;
+        let mut more = tasks.len() == limit || i64::try_from(tasks.len()).is_ok_and(|claimed| claimed < looked);
+        let mut unknown = BTreeSet::new();
+        if ruled > 0 {
+            // Tasks with rules that nobody knew of when this began: they are judged, or their matchers named.
+            let by_rules = claim_by_rules(tx, &matchers, limit, limit, lease).await?;
+            more = by_rules.more;
+            tasks.extend(by_rules.tasks);
+            unknown = by_rules.unknown;
+        }
+        Claims { tasks, more, unknown, ..Claims::default() }
     } else {
         claim_by_rules(tx, &matchers, limit, look.max(limit), lease).await?
     };
@@ -80,31 +91,44 @@ struct Row {
     turn: i64,
     actions: Option<String>,
     last_updated: chrono::DateTime<chrono::Utc>,
-    looked: Option<i64>,
 }
 
-/// Literals are right here: they select the partial index. Answers how many were looked at, too: as many as were not
-/// claimed are too large to go with the others.
-async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<(Vec<Claimed>, usize)> {
+/// What came of a claim that looks at no rules.
+struct First {
+    tasks: Vec<Claimed>,
+    /// How many were looked at: those that were not claimed are too large to go with the others, or carry rules.
+    looked: i64,
+    ruled: i64,
+}
+
+/// Literals are right here: they select the partial index.
+async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<First> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
-    let rows = sqlx::query_as!(
-        Row,
+    let rows = sqlx::query!(
         r#"with picked as materialized (
-               select id, priority, turn, flags & $5 <> 0 as calls from task where status = 'pending' and not_before is null and parked_on is null
+               select id, priority, turn, flags & $5 <> 0 as calls
+               from task where status = 'pending' and not_before is null and parked_on is null
                order by priority desc, turn, id limit $1 for update skip locked
            ), sized as materialized (
-               select p.id, s.actions, coalesce(sum(octet_length(s.actions)) filter (where p.calls) over (
-                   order by p.priority desc, p.turn, p.id rows between unbounded preceding and 1 preceding
-               ), 0) as before
+               select p.id, s.actions, s.rules is not null as ruled,
+                   coalesce(sum(octet_length(s.actions)) filter (where p.calls) over (
+                       order by p.priority desc, p.turn, p.id rows between unbounded preceding and 1 preceding
+                   ), 0) as before
                from picked p join task_spec s on s.id = p.id
+           ), moved as (
+               update task t set status = 'claimed', claimed_by = $2, claimed_run = t.run, claim = t.claim + 1,
+                   wait_count = 0, timeout_at = coalesce($3, statement_timestamp()) + make_interval(secs => $4),
+                   last_updated = greatest(t.last_updated, coalesce($3, statement_timestamp()))
+               from sized z
+               where t.id = z.id and t.status = 'pending' and z.before < $6 and not z.ruled
+               returning t.id, t.batch_id, t.run, t.claim, t.attempt, t.priority, t.turn, t.last_updated,
+                   case when t.flags & $5 <> 0 then z.actions end as actions
            )
-           update task t set status = 'claimed', claimed_by = $2, claimed_run = t.run, claim = t.claim + 1, wait_count = 0,
-               timeout_at = coalesce($3, statement_timestamp()) + make_interval(secs => $4),
-               last_updated = greatest(t.last_updated, coalesce($3, statement_timestamp()))
-           from sized z
-           where t.id = z.id and t.status = 'pending' and z.before < $6
-           returning t.id, t.batch_id, t.run, t.claim, t.attempt, t.priority, t.turn, t.last_updated,
-               case when t.flags & $5 <> 0 then z.actions end as actions, (select count(*) from picked) as looked"#,
+           select c.looked as "looked!", c.ruled as "ruled!", m.id as "id?", m.batch_id as "batch_id?", m.run as "run?",
+               m.claim as "claim?", m.attempt as "attempt?", m.priority as "priority?", m.turn as "turn?",
+               m.last_updated as "last_updated?", m.actions
+           from (select count(*) as looked, count(*) filter (where ruled) as ruled from sized) c
+           left join moved m on true"#,
         i64::try_from(limit).unwrap_or(i64::MAX),
         by,
         now,
@@ -114,13 +138,27 @@ async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<(Vec<
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    let looked = rows.first().and_then(|row| row.looked).and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
-    Ok((claimed(tx, rows)?, looked))
+    let (looked, ruled) = rows.first().map_or((0, 0), |row| (row.looked, row.ruled));
+    let moved = rows.into_iter().filter_map(|row| {
+        Some(Row {
+            id: row.id?,
+            batch_id: row.batch_id?,
+            run: row.run?,
+            claim: row.claim?,
+            attempt: row.attempt?,
+            priority: row.priority?,
+            turn: row.turn?,
+            actions: row.actions,
+            last_updated: row.last_updated?,
+        })
+    });
+    let moved = moved.collect();
+    Ok(First { tasks: claimed(tx, moved)?, looked, ruled })
 }
 
 fn claimed(tx: &mut Tx, rows: Vec<Row>) -> Result<Vec<Claimed>> {
     let mut claimed = Vec::with_capacity(rows.len());
-    for Row { id, batch_id, run, claim, attempt, priority, turn, actions, last_updated, .. } in rows {
+    for Row { id, batch_id, run, claim, attempt, priority, turn, actions, last_updated } in rows {
         let moved = Moved { id, batch_id, run, attempt, last_updated };
         moved.note(tx, Status::Pending, Status::Claimed, Cause::Claim.as_str(), None);
         let bytes = actions.as_ref().map_or(0, String::len);
@@ -186,7 +224,9 @@ async fn claim_by_rules(
     // What looks at a slot that somebody else holds is looked at another time.
     stirred.retain(|_, gates| gates.iter().all(|gate| !locked.is_busy(gate.slot)));
     let looked_up = |key: &Key| locked.id(key).is_some();
+    let looked_at = heads.len();
     heads.retain(|head| specs.get(&head.id).is_none_or(|spec| spec.keys(matchers).iter().all(looked_up)));
+    let busy = looked_at - heads.len();
     let candidates: Vec<Candidate> = heads
         .iter()
         .map(|head| {
@@ -215,7 +255,7 @@ async fn claim_by_rules(
         // What is left although its gates are open is locked by somebody, unless there was no room for it.
         more |= slots::looked_at(tx, &ids(closed), &ids(open)).await? && !tasks.is_empty();
     }
-    Ok(Claims { tasks, parked, more, unknown })
+    Ok(Claims { tasks, parked, busy, more, unknown })
 }
 
 impl Spec {
@@ -345,7 +385,7 @@ async fn claim_admitted(tx: &mut Tx, admitted: &[(&Head, &Candidate)], lease: Du
            join task_spec s on s.id = u.id
            where t.id = u.id and t.status = u.from_status
            returning t.id, t.batch_id, t.run, t.claim, t.attempt, t.priority, t.turn, t.last_updated,
-               case when t.flags & $7 <> 0 then s.actions end as actions, null::bigint as looked"#,
+               case when t.flags & $7 <> 0 then s.actions end as actions"#,
         &admitted.iter().map(|(head, _)| head.id).collect::<Vec<_>>(),
         &admitted.iter().map(|(_, candidate)| written(&candidate.takes)).collect::<Vec<_>>() as &[Option<String>],
         by,

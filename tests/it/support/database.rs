@@ -150,9 +150,10 @@ impl Database {
     async fn settle_counters(&self) {
         let store = self.store(Clock::Database);
         eventually("the counters to be settled", async || {
-            let together = |session: Session| async move { deferred::bring_together(&session).await };
-            let (_, left) = store.retrying(Patience::Brief, together).await.unwrap();
-            (!left).then_some(())
+            let together =
+                |session: Session| async move { deferred::bring_together(&session, uuid::Uuid::nil()).await };
+            let done = store.retrying(Patience::Long, together).await.unwrap();
+            (!done.left && done.last.is_none()).then_some(())
         })
         .await;
         store.close();
