@@ -7,7 +7,9 @@ use reprise::{app, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// An eighth of a request's time in this process went into the system's allocator.
+/// Replaces the system's allocator, which took an eighth of the time of a request. Version 2 returns freed memory
+/// after 10 ms; version 3 keeps it for a second, which added up to 90 MB to the peak with the largest tasks. Huge pages
+/// are off: an idle service takes 24 MB instead of 39 MB without them.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -45,6 +45,12 @@ impl RawJson {
     }
 }
 
+impl From<RawJson> for String {
+    fn from(json: RawJson) -> String {
+        String::from(Box::<str>::from(json.0))
+    }
+}
+
 impl PartialEq for RawJson {
     fn eq(&self, other: &RawJson) -> bool {
         self.get() == other.get()

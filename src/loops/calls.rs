@@ -209,14 +209,15 @@ impl Caller {
 
     fn call(&self, queued: Queued, permit: OwnedSemaphorePermit) {
         let (client, results) = (self.client.clone(), self.results.clone());
-        let Queued { claimed, action, place, .. } = queued;
+        let Queued { claimed, mut action, place, .. } = queued;
         let Some(place) = place else { return };
         self.tracker.spawn(async move {
+            let body = action.params.body.take().map(String::from);
             let result = client
                 .call(
                     Call {
                         action: &action,
-                        body: action.params.body.as_ref().map(|body| body.get().to_owned()),
+                        body,
                         trigger: "start",
                         idempotency_key: idempotency_key(claimed.id, "start", "success", claimed.run),
                         task: Some((claimed.id, claimed.run)),

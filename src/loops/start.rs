@@ -24,7 +24,7 @@ const LOOK_LIMIT: usize = 2000;
 /// A bound, because what is claimed here nobody else can start.
 const ASIDE: usize = 8;
 /// What the actions of all tasks that are claimed here may have; past it nothing more is claimed.
-const HELD_BYTES: usize = 32 * 1024 * 1024;
+const HELD_BYTES: usize = 16 * 1024 * 1024;
 
 pub struct Settings {
     pub interval: Duration,

@@ -105,6 +105,7 @@ impl Storm {
             proxies.push(proxy);
         }
         let load = Load::on(&running).await;
+        load.limit_tenants(4);
         let target = |(proxy, instance)| Target { proxy, instance: Mutex::new(Some(instance)) };
         let targets = Arc::new(proxies.into_iter().zip(running).map(target).collect());
         Storm { db, load, targets }

@@ -42,6 +42,8 @@ struct Inner {
     /// The instances that clients and workers are sent to, each in its turn.
     doors: Mutex<Vec<Client>>,
     turn: AtomicUsize,
+    /// For how many tenants at most two tasks of each may execute; without any there are no rules.
+    tenants: AtomicUsize,
     /// What becomes of a call of `on_start`, and those that had to wait.
     fate: watch::Sender<Decide>,
     held: Mutex<Vec<Received>>,
@@ -63,6 +65,7 @@ impl Load {
             receiver: Receiver::start().await,
             doors: Mutex::new(instances.iter().map(|instance| instance.api.clone()).collect()),
             turn: AtomicUsize::default(),
+            tenants: AtomicUsize::default(),
             fate: watch::Sender::new(Arc::new(|_| Fate::Work)),
             held: Mutex::default(),
             created: Mutex::default(),
@@ -78,6 +81,11 @@ impl Load {
             async move { worker.called(call).await }
         });
         load
+    }
+
+    /// From now on tasks belong to one of so many tenants, and for each of them a rule lets two execute at a time.
+    pub fn limit_tenants(&self, tenants: usize) {
+        self.0.tenants.store(tenants, Ordering::Relaxed);
     }
 
     /// Creates that many batches at once, through all instances.
@@ -105,11 +113,16 @@ impl Load {
         let to = |path: &str| self.0.receiver.action(path);
         let done = [to("/done")];
         let retry = json!({"max_retries": 1, "strategy": "immediate", "jitter_ms": 0});
+        let tenants = self.0.tenants.load(Ordering::Relaxed);
+        let tenant = (tenants > 0).then(|| self.0.turn.fetch_add(1, Ordering::Relaxed) % tenants);
+        let metadata = tenant.map(|tenant| json!({"tenant": tenant}));
+        let matcher = json!({"kind": "k", "status": "Running", "fields": ["tenant"]});
+        let rules = tenant.map(|_| json!([{"type": "Concurency", "max_concurency": 2, "matcher": matcher}]));
         let task = |id: &str, path: &str, needs: &[&str], retry: &Value| {
             let needs: Vec<Value> = needs.iter().map(|id| json!({"id": id})).collect();
             // Its worker may have to repeat its report for long.
             json!({"id": id, "name": path, "kind": "k", "timeout": 3600, "on_start": to(path), "on_success": done,
-                   "dependencies": needs, "retry": retry})
+                   "dependencies": needs, "retry": retry, "metadata": metadata, "rules": rules})
         };
         let tasks = json!([
             task("a", "/work", &[], &Value::Null),
@@ -295,6 +308,10 @@ impl Load {
         assert_eq!(db.number("select count(*) from attempt").await, executions, "each run has ended once");
         // One that was leased when its instance lost it comes back after a longer time than tests wait.
         assert_eq!(db.number("select count(*) from outbox").await, known, "every end is told of, or will be");
+        eventually("the service to settle its counters", async || {
+            (db.number("select count(*) from batch_delta").await == 0).then_some(())
+        })
+        .await;
         db.assert_books_balance().await;
     }
 
