@@ -72,7 +72,7 @@ impl Scope {
 }
 
 #[derive(Clone)]
-pub struct Key {
+pub struct ApiKey {
     /// As the audit trail calls whoever uses it.
     pub name: String,
     pub scope: Scope,
@@ -80,20 +80,20 @@ pub struct Key {
     short: bool,
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for ApiKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Key").field("name", &self.name).field("scope", &self.scope).finish_non_exhaustive()
+        f.debug_struct("ApiKey").field("name", &self.name).field("scope", &self.scope).finish_non_exhaustive()
     }
 }
 
 /// All keys. Several may have one name, so that a key can be changed without a moment in which neither works.
 #[derive(Clone, Debug, Default)]
-pub struct Keys(Vec<Key>);
+pub struct Keys(Vec<ApiKey>);
 
 impl Keys {
     /// The error says which entry is wrong by its number alone: a part of it may be a key.
     fn parse(text: &str) -> Result<Keys, String> {
-        let mut keys: Vec<Key> = Vec::new();
+        let mut keys: Vec<ApiKey> = Vec::new();
         let entries = text.split([',', '\n']).map(str::trim).filter(|entry| !entry.is_empty());
         for (at, entry) in entries.enumerate() {
             let key = read_key(entry).ok_or_else(|| format!("entry {} {ENTRY}", at + 1))?;
@@ -110,7 +110,7 @@ impl Keys {
     }
 
     /// Looks at every key and compares digests in constant time: how long it takes tells nothing about any key.
-    pub fn find(&self, given: &[u8]) -> Option<&Key> {
+    pub fn find(&self, given: &[u8]) -> Option<&ApiKey> {
         let digest = digest(given);
         let mut found = None;
         for key in &self.0 {
@@ -127,7 +127,7 @@ impl Keys {
     }
 }
 
-fn read_key(entry: &str) -> Option<Key> {
+fn read_key(entry: &str) -> Option<ApiKey> {
     let mut parts = entry.split(':');
     let (name, key, scope) = (parts.next()?, parts.next()?, parts.next());
     let scope = scope.map_or(Some(Scope::Write), Scope::parse)?;
@@ -135,7 +135,7 @@ fn read_key(entry: &str) -> Option<Key> {
     let good_name = (1..=64).contains(&name.len()) && name.chars().all(is_name);
     // `name:read` lacks its key; taken as it stands, "read" would open the door.
     let good_key = !key.is_empty() && key.chars().all(|c| c.is_ascii_graphic()) && Scope::parse(key).is_none();
-    (good_name && good_key && parts.next().is_none()).then(|| Key {
+    (good_name && good_key && parts.next().is_none()).then(|| ApiKey {
         name: name.to_owned(),
         scope,
         digest: digest(key.as_bytes()),

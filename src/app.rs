@@ -14,12 +14,12 @@ use crate::clock::Clock;
 use crate::config::{Command, Config};
 use crate::doctor;
 use crate::handle::Handles;
-use crate::http::{self, Api, Bodies, Door};
+use crate::http::{self, Api, Authenticator, Bodies};
 use crate::loops::audit::Audit;
 use crate::loops::calls::Keeper;
 use crate::loops::counters::Counters;
 use crate::loops::deliver::{self, Deliver};
-use crate::loops::pulse::Pulse;
+use crate::loops::pulse::Liveness;
 use crate::loops::retention::Retention;
 use crate::loops::retry::Retry;
 use crate::loops::runner;
@@ -27,7 +27,7 @@ use crate::loops::start::{self, Start};
 use crate::loops::supervisor::Supervisor;
 use crate::loops::timeout::Timeout;
 use crate::loops::wakeup;
-use crate::output::say;
+use crate::output::print;
 use crate::postgres::{Private, Settings};
 use crate::service::Service;
 use crate::store::Store;
@@ -40,7 +40,7 @@ const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// Does what the command says; an error is the one line to print. `shutdown` ends the service.
 pub async fn run(command: Command, config: Config, shutdown: CancellationToken) -> Result<(), String> {
     if command == Command::Openapi {
-        return say(&http::document());
+        return print(&http::document());
     }
     if let Command::Bench(args) = &command {
         return Box::pin(bench::run(args, &config, shutdown)).await;
@@ -121,7 +121,7 @@ async fn serve(
     let local = reachable(address);
     let host_url = config.http.host_url.clone().unwrap_or_else(|| format!("http://{local}"));
     let secret = store.secret().await.map_err(|error| error.to_string())?;
-    let client = Client::new(webhook::Settings {
+    let client = Client::new(webhook::ClientSettings {
         handles: Handles::new(host_url, secret.clone()),
         timeout: Duration::from_millis(config.webhook.webhook_timeout_ms),
         per_host: config.webhook.webhook_concurrency_per_host,
@@ -143,7 +143,12 @@ async fn serve(
         bodies: Bodies::new(config.request.max_body_bytes),
         idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
         request_time: config.request_time(),
-        door: Arc::new(Door { keys, public: config.access.public_paths.clone(), secret, hosts: config.hosts() }),
+        door: Arc::new(Authenticator {
+            keys,
+            public: config.access.public_paths.clone(),
+            secret,
+            hosts: config.hosts(),
+        }),
         metrics: telemetry::metrics(),
         graphs: tokio::sync::Semaphore::new(1),
         requests: requests.clone(),
@@ -152,7 +157,7 @@ async fn serve(
     let stop_http = CancellationToken::new();
     let mut server = tokio::spawn(http::serve(listener, api, stop_http.clone()));
     tracing::info!(%address, instance = %store.instance(), "ready");
-    if let Err(error) = say(&greeting(local, private, locked)) {
+    if let Err(error) = print(&greeting(local, private, locked)) {
         tracing::warn!("{error}");
     }
 
@@ -197,14 +202,14 @@ async fn prepare(config: &Config, store: &Store) -> Result<(), String> {
 }
 
 /// What has to end in order.
-struct Running {
+struct RunningService {
     /// Nothing new is claimed or called any more.
     claimed_last: CancellationToken,
     keeper: Keeper,
     deliveries: TaskTracker,
 }
 
-impl Running {
+impl RunningService {
     async fn end(self, grace: Duration) {
         let tasks = async {
             self.claimed_last.cancelled().await;
@@ -221,13 +226,13 @@ impl Running {
     }
 }
 
-fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut Supervisor) -> Running {
+fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut Supervisor) -> RunningService {
     let shutdown = supervisor.shutdown();
     let worker = Duration::from_millis(config.loops.worker_loop_interval_ms);
     let webhook = &config.webhook;
 
     let settings =
-        start::Settings { interval: worker, lease: config.lease(), concurrency: webhook.webhook_concurrency };
+        start::StartSettings { interval: worker, lease: config.lease(), concurrency: webhook.webhook_concurrency };
     let (start, caller, answers) = Start::new(store.clone(), client.clone(), settings);
     let (keeper, last_keeper) = (caller.keeper(), caller.keeper());
     let token = shutdown.clone();
@@ -240,7 +245,7 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     });
     supervisor.spawn("start result", answers.run());
 
-    let settings = deliver::Settings {
+    let settings = deliver::DeliverySettings {
         interval: Duration::from_millis(config.loops.webhook_delivery_interval_ms),
         concurrency: webhook.webhook_concurrency,
         lease: Duration::from_millis(webhook.webhook_timeout_ms) + Duration::from_secs(30),
@@ -261,14 +266,14 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     supervisor.spawn("retry", runner::run(retry, store.clone(), shutdown.clone()));
     let idempotency_ttl = Duration::from_secs(config.request.idempotency_ttl_secs);
     let retention = Retention::new(store.clone(), config.loops.retention_days, idempotency_ttl);
-    supervisor.spawn("pulse", runner::run(Pulse { store: store.clone() }, store.clone(), shutdown.clone()));
+    supervisor.spawn("liveness", runner::run(Liveness { store: store.clone() }, store.clone(), shutdown.clone()));
     supervisor.spawn("counters", runner::run(Counters { store: store.clone() }, store.clone(), shutdown.clone()));
     supervisor.spawn("audit", runner::run(Audit::new(store.clone()), store.clone(), shutdown.clone()));
     supervisor.spawn("retention", runner::run(retention, store.clone(), shutdown.clone()));
     supervisor.spawn("metrics", telemetry::upkeep(shutdown.clone()));
     supervisor.spawn("wake-up", wakeup::tell(store.clone(), shutdown.clone()));
     supervisor.spawn("listener", wakeup::listen(store.clone(), shutdown));
-    Running { claimed_last, keeper: last_keeper, deliveries }
+    RunningService { claimed_last, keeper: last_keeper, deliveries }
 }
 
 /// "Every address" is nothing one can call.

@@ -13,7 +13,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::access::{Access, Keys};
 use crate::bench::BenchArgs;
-use crate::domain::new_task::Limits;
+use crate::domain::new_task::RequestLimits;
 use crate::domain::retry;
 use crate::http::Hosts;
 use crate::secret::Secret;
@@ -342,8 +342,8 @@ impl Config {
         warnings
     }
 
-    pub fn limits(&self) -> Limits {
-        Limits {
+    pub fn limits(&self) -> RequestLimits {
+        RequestLimits {
             tasks_per_batch: self.request.max_tasks_per_batch,
             dependencies_per_task: self.request.max_dependencies_per_task,
             links_per_batch: self.request.max_links_per_batch,
@@ -351,7 +351,7 @@ impl Config {
             metadata_bytes: 65_536,
             action_bytes: self.request.max_action_bytes,
             task_bytes: self.request.max_task_bytes,
-            retry: retry::Limits {
+            retry: retry::RetryLimits {
                 max_retries: self.retry.retry_max_retries_limit,
                 max_delay_secs: self.retry.retry_max_delay_limit,
                 max_schedule_delay_secs: self.retry.retry_max_schedule_delay_secs,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::output::say;
+use crate::output::print;
 use crate::store::books::{self, Extent};
 use crate::store::{self, Store};
 
@@ -20,15 +20,15 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
         return Err("the tables are not up to date; run `reprise migrate` first".into());
     }
     let mut differences = examine(store).await?;
-    for (book, count) in books::by_book(&differences) {
+    for (counter, count) in books::by_counter(&differences) {
         let found = if count == 0 { "ok".into() } else { format!("{count} wrong") };
-        say(&format!("{:<9} {found}\n", book.as_str()))?;
+        print(&format!("{:<9} {found}\n", counter.as_str()))?;
     }
     for difference in differences.iter().take(SHOWN) {
-        say(&format!("  {difference}\n"))?;
+        print(&format!("  {difference}\n"))?;
     }
     if differences.len() > SHOWN {
-        say(&format!("  and {} more\n", differences.len() - SHOWN))?;
+        print(&format!("  and {} more\n", differences.len() - SHOWN))?;
     }
     if differences.is_empty() {
         return Ok(());
@@ -37,10 +37,10 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
         return Err(format!("{} differences; `reprise doctor --fix` mends them", differences.len()));
     }
     for _ in 0..ROUNDS {
-        books::mend(store, &differences).await.map_err(|error| error.to_string())?;
+        books::repair(store, &differences).await.map_err(|error| error.to_string())?;
         differences = examine(store).await?;
         if differences.is_empty() {
-            return say("mended\n");
+            return print("repaired\n");
         }
     }
     Err(format!("{} differences are left, the first is {}", differences.len(), differences[0]))
@@ -48,7 +48,7 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
 
 async fn examine(store: &Store) -> Result<Vec<books::Difference>, String> {
     // The server ends its statements itself. One that does not answer any more is not waited for.
-    let examined = tokio::time::timeout(LIMIT + store.limit(), books::examine(store, Extent::All, LIMIT));
+    let examined = tokio::time::timeout(LIMIT + store.limit(), books::audit(store, Extent::All, LIMIT));
     let examined = examined.await.unwrap_or_else(|_| Err(store::Error::too_late(LIMIT)));
     examined.map_err(|error| error.to_string())
 }

@@ -109,7 +109,7 @@ fn describe() {
     gauge!("reprise_queue_age_seconds", "For how long the task at the head of the queue has been in it");
     gauge!("reprise_book_differences", "Counters that differ from the rows they count, by book");
     gauge!("reprise_tasks", "Tasks by status");
-    gauge!("reprise_parkings", "Combinations of rules and values that block tasks");
+    gauge!("reprise_blocked_groups", "Combinations of rules and values that block tasks");
     gauge!("reprise_outbox_depth", "Notifications still to be delivered");
     gauge!("reprise_outbox_oldest_age_seconds", "Age of the oldest of them");
     gauge!("reprise_pool_connections", "Database connections, used and idle");

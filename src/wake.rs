@@ -40,10 +40,10 @@ impl Hints {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Wake(Arc<Inner>);
+pub struct Wake(Arc<WakeInner>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct WakeInner {
     loops: [Notify; 5],
     outgoing: AtomicU8,
     send: Notify,

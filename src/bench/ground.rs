@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
 
-use super::process::{self, Service};
+use super::process::{self, ServiceProcess};
 use super::raw::Database;
 use super::wire::Peer;
 use crate::config::Config;
@@ -41,13 +41,13 @@ struct Private {
 }
 
 /// A service to measure.
-pub struct Stage {
+pub struct Target {
     pub peer: Peer,
     pub database: Option<Database>,
     pub postgres: Option<i32>,
     /// The batches that were created.
     pub made: Arc<Mutex<Vec<Uuid>>>,
-    own: Option<(Service, String)>,
+    own: Option<(ServiceProcess, String)>,
 }
 
 /// Seconds of processor time so far, where they are known.
@@ -94,7 +94,7 @@ impl Ground {
     }
 
     /// A service with nothing in its tables, or the one that was given.
-    pub async fn stage(&self) -> Result<Stage, String> {
+    pub async fn target(&self) -> Result<Target, String> {
         let server = match &self.kind {
             Kind::Own { server, .. } => server,
             Kind::Given { peer, database } => {
@@ -103,7 +103,7 @@ impl Ground {
                     None => None,
                 };
                 let (peer, database) = (peer.clone(), database.clone());
-                return Ok(Stage { peer, database, postgres, made: Arc::clone(&self.made), own: None });
+                return Ok(Target { peer, database, postgres, made: Arc::clone(&self.made), own: None });
             }
         };
         let number = self.numbered.fetch_add(1, Ordering::Relaxed);
@@ -111,16 +111,16 @@ impl Ground {
         server.execute(&format!("create database {name}")).await?;
         self.left().push(name.clone());
         let database = server.named(&name)?;
-        let service = Service::start(&database.url, &self.settings).await?;
+        let service = ServiceProcess::start(&database.url, &self.settings).await?;
         let postgres = database.process().await?;
         let peer = Peer::new(&service.authority, None);
         let made = Arc::clone(&self.made);
-        Ok(Stage { peer, database: Some(database), postgres, made, own: Some((service, name)) })
+        Ok(Target { peer, database: Some(database), postgres, made, own: Some((service, name)) })
     }
 
-    /// Takes down what [`Ground::stage`] has put up.
-    pub async fn strike(&self, stage: Stage) -> Result<(), String> {
-        let (Kind::Own { server, .. }, Some((service, name))) = (&self.kind, stage.own) else { return Ok(()) };
+    /// Takes down what [`Ground::target`] has put up.
+    pub async fn tear_down(&self, target: Target) -> Result<(), String> {
+        let (Kind::Own { server, .. }, Some((service, name))) = (&self.kind, target.own) else { return Ok(()) };
         service.stop().await;
         self.left().retain(|left| *left != name);
         drop_database(server, &name).await
@@ -147,7 +147,7 @@ impl Ground {
     }
 }
 
-impl Stage {
+impl Target {
     pub fn usage(&self) -> Usage {
         Usage {
             service: self.own.as_ref().and_then(|(service, _)| process::cpu(service.pid)),

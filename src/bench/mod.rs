@@ -21,9 +21,9 @@ use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, parsed, whole};
-use crate::output::say;
+use crate::output::print;
 use ground::Ground;
-use report::Outcome;
+use report::Measurement;
 use sink::Sink;
 use workloads::{Bench, WORKLOADS, Workload};
 
@@ -62,7 +62,7 @@ pub struct BenchArgs {
 pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken) -> Result<(), String> {
     if args.list {
         for workload in WORKLOADS {
-            say(&format!("{:<12} {}\n", workload.name(), workload.about()))?;
+            print(&format!("{:<12} {}\n", workload.name(), workload.about()))?;
         }
         return Ok(());
     }
@@ -89,10 +89,10 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
         if args.quick { "The sizes are those of --quick: what is to be reached counts with all of it.\n" } else { "" };
     let table = report::table(&outcomes) + note;
     match json_file {
-        None if args.json.is_some() => say(&format!("{document:#}\n"))?,
-        None => say(&table)?,
+        None if args.json.is_some() => print(&format!("{document:#}\n"))?,
+        None => print(&table)?,
         Some(path) => {
-            say(&table)?;
+            print(&table)?;
             std::fs::write(path, format!("{document:#}\n")).map_err(|error| cannot(path, error))?;
         }
     }
@@ -109,7 +109,7 @@ async fn measure(
     args: &BenchArgs,
     ground: &Ground,
     shutdown: &CancellationToken,
-) -> Result<(Value, Vec<Outcome>), String> {
+) -> Result<(Value, Vec<Measurement>), String> {
     let facts = facts(ground).await?;
     let sink = Sink::start(args.sink).await?;
     let bench = Bench { ground, sink: &sink, quick: args.quick, scale: args.scale, filled: args.filled };

@@ -18,7 +18,7 @@ const ON_LEASH: &str = r#"exec 3<&0 </dev/null
 exec "$@" 3<&-"#;
 
 /// A service of this very program.
-pub struct Service {
+pub struct ServiceProcess {
     child: Child,
     pub pid: i32,
     pub authority: String,
@@ -27,8 +27,8 @@ pub struct Service {
     _output: Lines<BufReader<ChildStdout>>,
 }
 
-impl Service {
-    pub async fn start(database_url: &str, settings: &[(&str, String)]) -> Result<Service, String> {
+impl ServiceProcess {
+    pub async fn start(database_url: &str, settings: &[(&str, String)]) -> Result<ServiceProcess, String> {
         let cannot = |error: std::io::Error| format!("the service cannot be started: {error}");
         let program = std::env::current_exe().map_err(cannot)?;
         let kept = ["PATH", "HOME", "TMPDIR"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
@@ -61,7 +61,7 @@ impl Service {
         let authority = tokio::time::timeout(STARTED_WITHIN, told)
             .await
             .map_err(|_| format!("the service is not ready after {} s", STARTED_WITHIN.as_secs()))??;
-        Ok(Service { child, pid, authority, leash, _output: output })
+        Ok(ServiceProcess { child, pid, authority, leash, _output: output })
     }
 
     /// Ends it in good order, or else by force.

@@ -107,7 +107,7 @@ pub struct Cost {
 
 /// What came of a workload.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct Measurement {
     pub workload: &'static str,
     /// Tasks or requests that were measured.
     pub count: usize,
@@ -122,13 +122,13 @@ pub struct Outcome {
     pub failed: Option<String>,
 }
 
-impl Outcome {
-    pub fn failed(workload: &'static str, error: String) -> Outcome {
-        Outcome { workload, failed: Some(error), ..Outcome::default() }
+impl Measurement {
+    pub fn failed(workload: &'static str, error: String) -> Measurement {
+        Measurement { workload, failed: Some(error), ..Measurement::default() }
     }
 
-    pub fn skipped(workload: &'static str, reason: &str) -> Outcome {
-        Outcome { workload, skipped: Some(reason.to_owned()), ..Outcome::default() }
+    pub fn skipped(workload: &'static str, reason: &str) -> Measurement {
+        Measurement { workload, skipped: Some(reason.to_owned()), ..Measurement::default() }
     }
 
     /// How the main figure compares with what PostgreSQL does by itself.
@@ -220,9 +220,9 @@ const HEAD: [&str; COLUMNS] = [
 ];
 
 /// The table, with every column as wide as it has to be.
-pub fn table(outcomes: &[Outcome]) -> String {
+pub fn table(outcomes: &[Measurement]) -> String {
     let mut lines = vec![HEAD.map(str::to_owned)];
-    lines.extend(outcomes.iter().flat_map(Outcome::cells));
+    lines.extend(outcomes.iter().flat_map(Measurement::cells));
     // A note runs over the columns after it.
     let is_note = |line: &[String; COLUMNS]| line[2..].iter().all(String::is_empty) && line[1].contains(": ");
     let mut widths = [0; COLUMNS];
@@ -248,8 +248,8 @@ pub fn table(outcomes: &[Outcome]) -> String {
     text
 }
 
-pub fn document(run: &Value, machine: &Value, outcomes: &[Outcome]) -> Value {
-    json!({"run": run, "machine": machine, "workloads": outcomes.iter().map(Outcome::json).collect::<Vec<_>>()})
+pub fn document(run: &Value, machine: &Value, outcomes: &[Measurement]) -> Value {
+    json!({"run": run, "machine": machine, "workloads": outcomes.iter().map(Measurement::json).collect::<Vec<_>>()})
 }
 
 #[allow(clippy::cast_precision_loss, reason = "it is rounded anyway")]
@@ -313,17 +313,20 @@ mod tests {
 
     #[test]
     fn a_table_has_a_line_for_each_figure_and_for_each_note() {
-        let outcome = Outcome {
+        let outcome = Measurement {
             workload: "create-1",
             figures: vec![
                 Figure::new("", 1000.0, Unit::TasksPerSecond).reach(8000.0),
                 Figure::new("of raw", 0.5, Unit::Times),
             ],
             raw: Some(Raw { what: "inserts".into(), figure: Figure::new("", 2000.0, Unit::TasksPerSecond) }),
-            ..Outcome::default()
+            ..Measurement::default()
         };
-        let text =
-            table(&[outcome.clone(), Outcome::skipped("lists", "no database"), Outcome::failed("put", "x".into())]);
+        let text = table(&[
+            outcome.clone(),
+            Measurement::skipped("lists", "no database"),
+            Measurement::failed("put", "x".into()),
+        ]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 5, "{text}");
         assert!(lines[1].contains("1,000 tasks/s") && lines[1].contains("≥ 8,000 no") && lines[1].ends_with("0.500"));

@@ -51,7 +51,7 @@ impl Peer {
 
 /// The answer to a request; its body is in the connection's buffer.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct HttpAnswer {
     pub status: u16,
     body: Range<usize>,
 }
@@ -79,14 +79,14 @@ impl Connection {
     }
 
     /// Sends a whole request and reads the whole answer.
-    pub async fn exchange(&mut self, request: &[u8]) -> io::Result<Answer> {
+    pub async fn exchange(&mut self, request: &[u8]) -> io::Result<HttpAnswer> {
         self.write(request).await?;
         let ended = || Error::new(ErrorKind::UnexpectedEof, "the connection was closed before the answer");
         let (status, body) = self.read(parse_answer).await?.ok_or_else(ended)?;
-        Ok(Answer { status, body })
+        Ok(HttpAnswer { status, body })
     }
 
-    pub fn body(&self, answer: &Answer) -> &[u8] {
+    pub fn body(&self, answer: &HttpAnswer) -> &[u8] {
         &self.buffer[answer.body.clone()]
     }
 

@@ -228,7 +228,7 @@ fn secrets_in_headers_are_hidden() {
 
 #[test]
 fn actions_and_tasks_have_a_largest_size() {
-    let limits = Limits { action_bytes: 300, task_bytes: 1000, metadata_bytes: 900, ..LIMITS };
+    let limits = RequestLimits { action_bytes: 300, task_bytes: 1000, metadata_bytes: 900, ..LIMITS };
     let bare = params(json!({"body": ""})).to_string().len();
     let action = |size: usize| params(json!({"body": "x".repeat(size - bare)}));
     let found = |body: Value| read_batch(body.to_string().as_bytes(), &limits).err().unwrap_or_default();

@@ -37,7 +37,7 @@ fn a_retry_by_hand_starts_anew() {
         for wait_count in [0, 1, 3] {
             // What the count said before means nothing: the open parents were counted again.
             let before = Task { wait_count: 2, manual_run: Some(1), ..task(status) };
-            let retried = changed(&before, &by_hand(wait_count, 30), moment(0));
+            let retried = changed(&before, &manual_retry(wait_count, 30), moment(0));
             let expected = Task { manual_run: Some(run), ..anew(&before, wait_count, run) };
             assert_eq!(*retried.task(), expected, "{status:?}");
             assert_eq!((retried.cause(), retried.notice()), (Cause::Manual, None));
@@ -50,7 +50,7 @@ fn a_retry_by_hand_starts_anew() {
 #[test]
 fn a_scheduled_retry_is_dropped_with_its_date() {
     let before = Task { next_retry_at: Some(at(1_000_000)), ..task(Status::RetryPending) };
-    let retried = changed(&before, &by_hand(0, 30), moment(0));
+    let retried = changed(&before, &manual_retry(0, 30), moment(0));
     let after = retried.task();
     assert_eq!((after.status, after.run, after.next_retry_at), (Status::Pending, RUN, None));
     assert!(refused(after, &Event::RetryDue, moment(1_000_000)), "nothing is due any more");
@@ -60,9 +60,9 @@ fn a_scheduled_retry_is_dropped_with_its_date() {
 fn what_is_executed_is_given_up_only_when_it_is_stuck() {
     for status in [Status::Claimed, Status::Running] {
         let before = Task { last_updated: at(-1800), timeout_at: Some(at(1000)), ..task(status) };
-        assert!(refused(&before, &by_hand(0, 1801), moment(0)), "{status:?} and not stuck");
-        assert!(refused(&before, &by_hand(0, 1800), moment(-1)), "{status:?} and not stuck yet");
-        let given_up = changed(&before, &by_hand(0, 1800), moment(0));
+        assert!(refused(&before, &manual_retry(0, 1801), moment(0)), "{status:?} and not stuck");
+        assert!(refused(&before, &manual_retry(0, 1800), moment(-1)), "{status:?} and not stuck yet");
+        let given_up = changed(&before, &manual_retry(0, 1800), moment(0));
         let record = given_up.attempt().expect("a record");
         assert_eq!((record.outcome, record.cause), (AttemptOutcome::Lost, Cause::Manual));
         assert_eq!((record.run, record.attempt, record.instance), (RUN, ATTEMPT, Some(ME)));
@@ -85,12 +85,12 @@ fn there_is_nothing_to_retry_in_a_task_that_is_paused_done_or_in_line() {
     for status in [Status::Paused, Status::Success, Status::Pending, Status::Waiting] {
         for manual_run in [None, Some(RUN - 1), Some(RUN + 1)] {
             let other = Task { manual_run, ..task(status) };
-            assert!(refused(&other, &by_hand(0, 30), moment(0)), "{status:?} {manual_run:?}");
+            assert!(refused(&other, &manual_retry(0, 30), moment(0)), "{status:?} {manual_run:?}");
         }
     }
     for status in [Status::Paused, Status::Success] {
         let asked_for = Task { manual_run: Some(RUN), ..task(status) };
-        assert!(refused(&asked_for, &by_hand(0, 30), moment(0)), "{status:?}");
+        assert!(refused(&asked_for, &manual_retry(0, 30), moment(0)), "{status:?}");
     }
 }
 
@@ -98,28 +98,28 @@ fn there_is_nothing_to_retry_in_a_task_that_is_paused_done_or_in_line() {
 fn a_second_press_does_nothing() {
     for status in [Status::Failure, Status::Canceled, Status::RetryPending, Status::Claimed, Status::Running] {
         for wait_count in [0, 2] {
-            let once = changed(&task(status), &by_hand(wait_count, 30), moment(0)).task().clone();
+            let once = changed(&task(status), &manual_retry(wait_count, 30), moment(0)).task().clone();
             for again in [0, 2] {
-                assert!(nothing(&once, &by_hand(again, 30), moment(1)), "{status:?}");
+                assert!(nothing(&once, &manual_retry(again, 30), moment(1)), "{status:?}");
             }
         }
     }
     // As long as it is in line; then it is being executed like any other.
-    let once = changed(&task(Status::Failure), &by_hand(0, 30), moment(0)).task().clone();
+    let once = changed(&task(Status::Failure), &manual_retry(0, 30), moment(0)).task().clone();
     let claimed = changed(&once, &Event::Claimed { by: ME, lease: TimeDelta::seconds(9) }, moment(1)).task().clone();
     let claimed = Task { last_updated: at(1), ..claimed };
-    assert!(refused(&claimed, &by_hand(0, 30), moment(2)));
+    assert!(refused(&claimed, &manual_retry(0, 30), moment(2)));
     let given_back = changed(&claimed, &Event::LeaseRanOut, moment(10)).task().clone();
-    assert!(nothing(&given_back, &by_hand(0, 30), moment(10)), "still the run that was asked for");
+    assert!(nothing(&given_back, &manual_retry(0, 30), moment(10)), "still the run that was asked for");
     let failed = changed(&claimed, &report(None, Err(broke())), moment(2)).task().clone();
     assert_eq!(failed.status, Status::RetryPending);
-    let again = changed(&failed, &by_hand(0, 30), moment(3));
+    let again = changed(&failed, &manual_retry(0, 30), moment(3));
     assert_eq!((again.task().run, again.task().attempt), (RUN + 2, 0));
 }
 
 #[test]
 fn retries_are_counted_from_zero_again() {
-    let mut now = changed(&task(Status::Failure), &by_hand(0, 30), moment(0)).task().clone();
+    let mut now = changed(&task(Status::Failure), &manual_retry(0, 30), moment(0)).task().clone();
     let mut delays = Vec::new();
     let mut clock = 0;
     while now.status == Status::Pending {

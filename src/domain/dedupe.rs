@@ -13,14 +13,14 @@ pub const MOST_LISTS: usize = 20;
 
 /// A task that is there already, and that a new one would only repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Twin {
+pub struct ExistingTask {
     pub id: Uuid,
     pub status: Status,
 }
 
-impl Twin {
+impl ExistingTask {
     /// Of several, one that is alive, and the newest of those.
-    pub fn best(twins: impl Iterator<Item = Twin>) -> Option<Twin> {
+    pub fn best(twins: impl Iterator<Item = ExistingTask>) -> Option<ExistingTask> {
         twins.max_by_key(|twin| (!twin.status.is_terminal(), twin.id))
     }
 }
@@ -28,7 +28,7 @@ impl Twin {
 /// What a new task depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Parent {
-    There(Twin),
+    Existing(ExistingTask),
     /// By its place in the plan.
     New(usize),
 }
@@ -49,12 +49,14 @@ pub struct Planned<'a> {
 impl Planned<'_> {
     /// A parent that was there had ended badly: the task falls as soon as it is stored, and others with it.
     pub fn is_lost(&self) -> bool {
-        self.parents.iter().any(|(parent, required)| *required && matches!(parent, Parent::There(t) if bad(t.status)))
+        self.parents
+            .iter()
+            .any(|(parent, required)| *required && matches!(parent, Parent::Existing(t) if bad(t.status)))
     }
 
     /// Parents that have not ended when it is stored; those that fall with the new tasks fall after that.
     pub fn wait_count(&self) -> usize {
-        let open = |parent: &&Parent| !matches!(parent, Parent::There(twin) if twin.status.is_terminal());
+        let open = |parent: &&Parent| !matches!(parent, Parent::Existing(twin) if twin.status.is_terminal());
         self.parents.keys().filter(open).count()
     }
 
@@ -70,17 +72,17 @@ fn bad(status: Status) -> bool {
 
 /// `twins`: for each task what was there already, as far as anybody looked. Tasks of the request count for those
 /// after them.
-pub fn plan<'a>(tasks: &'a [NewTask], twins: &[Option<Twin>]) -> Vec<Planned<'a>> {
+pub fn plan<'a>(tasks: &'a [NewTask], twins: &[Option<ExistingTask>]) -> Vec<Planned<'a>> {
     let mut here = Here::new(tasks);
     let mut planned: Vec<Planned> = Vec::with_capacity(tasks.len());
     let mut became: Vec<Parent> = Vec::with_capacity(tasks.len());
     for (position, task) in tasks.iter().enumerate() {
         let twin = match (here.twin_of(task), twins.get(position).copied().flatten()) {
             (Some((_, status)), Some(twin)) if status.is_terminal() && !twin.status.is_terminal() => {
-                Some(Parent::There(twin))
+                Some(Parent::Existing(twin))
             }
             (Some((at, _)), _) => Some(Parent::New(at)),
-            (None, twin) => twin.map(Parent::There),
+            (None, twin) => twin.map(Parent::Existing),
         };
         if let Some(twin) = twin {
             became.push(twin);
@@ -94,7 +96,7 @@ pub fn plan<'a>(tasks: &'a [NewTask], twins: &[Option<Twin>]) -> Vec<Planned<'a>
         let (mut lost, mut open) = (false, false);
         for (parent, required) in &parents {
             let status = match parent {
-                Parent::There(twin) => twin.status,
+                Parent::Existing(twin) => twin.status,
                 Parent::New(at) => {
                     planned[*at].has_children = true;
                     planned[*at].status

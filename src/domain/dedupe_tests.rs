@@ -27,8 +27,8 @@ fn plain(id: &str, n: i32, needs: &[(&str, bool)]) -> Value {
     json!({"id": id, "name": id, "kind": "k", "metadata": {"n": n}, "dependencies": needs})
 }
 
-fn twin(n: u128, status: Status) -> Twin {
-    Twin { id: Uuid::from_u128(n), status }
+fn twin(n: u128, status: Status) -> ExistingTask {
+    ExistingTask { id: Uuid::from_u128(n), status }
 }
 
 /// Name, status and parents.
@@ -70,7 +70,7 @@ fn children_of_what_was_there_go_by_its_status() {
     for (status, expected, open, lost) in cases {
         let there = twin(7, status);
         let planned = plan(&tasks, &[Some(there), None, None]);
-        let parent = Parent::There(there);
+        let parent = Parent::Existing(there);
         assert_eq!(
             shown(&planned),
             [("b".into(), expected[0], vec![(parent, true)]), ("c".into(), expected[1], vec![(parent, false)])]
@@ -132,16 +132,16 @@ fn two_dependencies_on_the_same_task_are_one() {
     let tasks = read(json!([one("a", 1, &[]), one("b", 1, &[]), plain("c", 2, &[("a", false), ("b", true)])]));
     let there = twin(7, Running);
     let planned = plan(&tasks, &[Some(there), Some(there), None]);
-    assert_eq!(shown(&planned), [("c".into(), Waiting, vec![(Parent::There(there), true)])]);
+    assert_eq!(shown(&planned), [("c".into(), Waiting, vec![(Parent::Existing(there), true)])]);
     assert_eq!(planned[0].wait_count(), 1);
 }
 
 #[test]
 fn what_is_alive_is_preferred_then_what_is_new() {
     let found = [twin(1, Success), twin(3, Running), twin(2, Waiting), twin(4, Failure)];
-    assert_eq!(Twin::best(found.into_iter()), Some(twin(3, Running)));
-    assert_eq!(Twin::best([twin(1, Success), twin(4, Failure)].into_iter()), Some(twin(4, Failure)));
-    assert_eq!(Twin::best([].into_iter()), None);
+    assert_eq!(ExistingTask::best(found.into_iter()), Some(twin(3, Running)));
+    assert_eq!(ExistingTask::best([twin(1, Success), twin(4, Failure)].into_iter()), Some(twin(4, Failure)));
+    assert_eq!(ExistingTask::best([].into_iter()), None);
 
     let strategy = json!([{"status": "Failure"}, {"status": "Success"}, {}]);
     let mut tasks =
@@ -149,13 +149,13 @@ fn what_is_alive_is_preferred_then_what_is_new() {
     tasks[2]["dedupe_strategy"] = strategy;
     let tasks = read(tasks);
     // `a` falls at once, because of what `x` is; `b` finds it, and another one.
-    let chosen = |there: Option<Twin>| {
+    let chosen = |there: Option<ExistingTask>| {
         let planned = plan(&tasks, &[Some(twin(9, Failure)), None, there, None]);
         planned.last().unwrap().parents.keys().next().copied().unwrap()
     };
     assert_eq!(chosen(None), Parent::New(0));
     assert_eq!(chosen(Some(twin(5, Success))), Parent::New(0));
-    assert_eq!(chosen(Some(twin(5, Running))), Parent::There(twin(5, Running)));
+    assert_eq!(chosen(Some(twin(5, Running))), Parent::Existing(twin(5, Running)));
 }
 
 #[test]

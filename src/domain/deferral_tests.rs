@@ -138,7 +138,7 @@ fn a_record_says_how_its_execution_came_about() {
         (Status::Running, Event::TimedOut),
         (Status::Claimed, start_failed()),
         (Status::Running, Event::Canceled),
-        (Status::Claimed, by_hand(0, 30)),
+        (Status::Claimed, manual_retry(0, 30)),
         (Status::Claimed, told_to_wait(90)[0].1.clone()),
     ];
     for (run, manual_run, expected) in cases {

@@ -75,7 +75,7 @@ pub struct Report {
 pub struct Moment {
     pub now: DateTime<Utc>,
     pub jitter: Jitter,
-    pub limits: retry::Limits,
+    pub limits: retry::RetryLimits,
 }
 
 impl Moment {
@@ -138,7 +138,7 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
         }
         Event::TimedOut => {
             need(task.status == Status::Running && task.timeout_at.is_some_and(|at| at <= moment.now))?;
-            need(!task.has_sign_of_life(moment.now))?;
+            need(!task.has_heartbeat(moment.now))?;
             let failure = Failure {
                 trigger: Trigger::Timeout,
                 failure_type: FailureType::Timeout,
@@ -165,7 +165,7 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
             Status::Claimed | Status::Running | Status::Success | Status::Failure | Status::Canceled => Err(Refused),
         },
         Event::Resumed => resumed(task, moment),
-        Event::RetriedByHand { wait_count, stuck_after } => retried_by_hand(task, *wait_count, *stuck_after, moment),
+        Event::RetriedByHand { wait_count, stuck_after } => retried_manually(task, *wait_count, *stuck_after, moment),
         Event::Revived { wait_count } => {
             need(task.status == Status::Failure && task.failure_type == Some(FailureType::Dependency))?;
             let mut after = anew(task, *wait_count);
@@ -357,7 +357,7 @@ fn anew(task: &Task, wait_count: i32) -> Task {
     after
 }
 
-fn retried_by_hand(task: &Task, wait_count: i32, stuck_after: TimeDelta, moment: Moment) -> Decision {
+fn retried_manually(task: &Task, wait_count: i32, stuck_after: TimeDelta, moment: Moment) -> Decision {
     let mut after = anew(task, wait_count);
     let mut lost = None;
     match task.status {

@@ -1,10 +1,10 @@
 use super::*;
 use crate::domain::sample::{ATTEMPT, CLAIM, ME, RUN, SOMEBODY_ELSE, at, failure, moment, policy, task};
 
-#[path = "by_hand_tests.rs"]
-mod by_hand;
 #[path = "deferral_tests.rs"]
 mod deferrals;
+#[path = "by_hand_tests.rs"]
+mod manual;
 #[path = "report_tests.rs"]
 mod reports;
 #[path = "walk_tests.rs"]
@@ -34,8 +34,8 @@ fn refused(task: &Task, event: &Event, moment: Moment) -> bool {
 fn check(before: &Task, event: &Event, transition: &Transition) {
     let after = transition.task();
     let status = after.status;
-    let by_hand = matches!(event, Event::RetriedByHand { .. });
-    let anew = by_hand || matches!(event, Event::Revived { .. });
+    let manual = matches!(event, Event::RetriedByHand { .. });
+    let anew = manual || matches!(event, Event::Revived { .. });
     assert_eq!((transition.from(), transition.from_run()), (before.status, before.run));
     assert!(!before.status.is_terminal() || anew, "a terminal task is never changed but by hand: {transition:?}");
     assert!(!anew || matches!(status, Status::Pending | Status::Waiting), "{transition:?}");
@@ -83,7 +83,7 @@ fn check(before: &Task, event: &Event, transition: &Transition) {
         assert_eq!((record.run, record.attempt), (before.run, before.attempt));
         assert_eq!((record.instance, record.started_at), (before.claimed_by, began(before)));
         assert_eq!(record.outcome == AttemptOutcome::Failed, record.refusal.is_some(), "{transition:?}");
-        assert_eq!(record.outcome == AttemptOutcome::Lost, by_hand, "{transition:?}");
+        assert_eq!(record.outcome == AttemptOutcome::Lost, manual, "{transition:?}");
         assert_eq!(record.next_retry_at, after.next_retry_at);
         assert!(!record.reason.is_empty());
     }
@@ -174,9 +174,9 @@ table! {
     Event::Resumed, Event::Resumed
         => [SAM, SAM, SAM, SAM, SAM, PEN, NO_, NO_, NO_];
     // The samples have been silent for 30 s.
-    Event::RetriedByHand { wait_count: 0, .. }, by_hand(0, 30)
+    Event::RetriedByHand { wait_count: 0, .. }, manual_retry(0, 30)
         => [NO_, NO_, PEN, PEN, PEN, NO_, NO_, PEN, PEN];
-    Event::RetriedByHand { .. }, by_hand(2, 31)
+    Event::RetriedByHand { .. }, manual_retry(2, 31)
         => [NO_, NO_, NO_, NO_, WAI, NO_, NO_, WAI, WAI];
     Event::Revived { .. }, Event::Revived { wait_count: 1 }
         => [NO_, NO_, NO_, NO_, NO_, NO_, NO_, NO_, NO_];
@@ -185,7 +185,7 @@ table! {
 }
 
 /// A retry of a task with so many open parents; it is stuck after so many seconds.
-fn by_hand(wait_count: i32, stuck_after: i64) -> Event {
+fn manual_retry(wait_count: i32, stuck_after: i64) -> Event {
     Event::RetriedByHand { wait_count, stuck_after: TimeDelta::seconds(stuck_after) }
 }
 

@@ -15,7 +15,7 @@ const MOST_FIELDS: usize = 20;
 const LONGEST_NAME: usize = 255;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Matcher {
+pub struct DedupeMatcher {
     pub kind: String,
     /// `None`: any in which a task is alive.
     pub status: Option<Status>,
@@ -23,7 +23,7 @@ pub struct Matcher {
     pub fields: Vec<String>,
 }
 
-impl Matcher {
+impl DedupeMatcher {
     pub fn accepts(&self, status: Status) -> bool {
         self.status.map_or(!status.is_terminal(), |wanted| wanted == status)
     }
@@ -91,7 +91,7 @@ pub fn read_strategy(
     kind: &str,
     metadata: Option<&Value>,
     problems: &mut Problems,
-) -> Vec<Matcher> {
+) -> Vec<DedupeMatcher> {
     let path = fields.path("dedupe_strategy");
     let items = fields.array("dedupe_strategy", problems).unwrap_or_default();
     if items.len() > MOST_MATCHERS {
@@ -109,9 +109,9 @@ pub fn read_matcher(
     kind: &str,
     metadata: Option<&Value>,
     problems: &mut Problems,
-) -> Option<Matcher> {
+) -> Option<DedupeMatcher> {
     let mut fields = Fields::open(value, path, problems)?;
-    let matcher = Matcher {
+    let matcher = DedupeMatcher {
         kind: fields.string("kind", 1..=100, problems).unwrap_or_else(|| kind.to_owned()),
         status: read_status(&mut fields, problems),
         fields: read_names(&mut fields, |name| metadata.and_then(|m| m.get(name)).is_some(), problems),

@@ -8,7 +8,7 @@ fn metadata() -> Value {
     serde_json::from_str(METADATA).unwrap()
 }
 
-fn read(strategy: &Value) -> Result<Vec<Matcher>, Vec<String>> {
+fn read(strategy: &Value) -> Result<Vec<DedupeMatcher>, Vec<String>> {
     let mut problems = Problems::default();
     let task = json!({"dedupe_strategy": strategy});
     let mut fields = Fields::open(task, "[0]", &mut problems).unwrap();
@@ -17,8 +17,8 @@ fn read(strategy: &Value) -> Result<Vec<Matcher>, Vec<String>> {
     problems.or(Some(matchers))
 }
 
-fn matcher(kind: &str, status: Option<Status>, fields: &[&str]) -> Matcher {
-    Matcher { kind: kind.into(), status, fields: fields.iter().map(|name| (*name).to_owned()).collect() }
+fn matcher(kind: &str, status: Option<Status>, fields: &[&str]) -> DedupeMatcher {
+    DedupeMatcher { kind: kind.into(), status, fields: fields.iter().map(|name| (*name).to_owned()).collect() }
 }
 
 #[test]

@@ -7,17 +7,17 @@ use serde_json::Value;
 use super::failure::Trigger;
 use super::input::{Fields, Problems, refuse_nul};
 use super::policy::{Delay, Policy, StatusPattern, Strategy};
-use super::retry::Limits;
+use super::retry::RetryLimits;
 
 /// A policy that is a request of its own.
-pub fn read_default_policy(body: Value, limits: &Limits) -> Result<Policy, Vec<String>> {
+pub fn read_default_policy(body: Value, limits: &RetryLimits) -> Result<Policy, Vec<String>> {
     let mut problems = Problems::default();
     refuse_nul(&body, "", &mut problems);
     let policy = read_policy(body, "", limits, &mut problems);
     problems.or(policy)
 }
 
-pub(super) fn read_policy(value: Value, path: &str, limits: &Limits, problems: &mut Problems) -> Option<Policy> {
+pub(super) fn read_policy(value: Value, path: &str, limits: &RetryLimits, problems: &mut Problems) -> Option<Policy> {
     let mut fields = Fields::open(value, path, problems)?;
     fields.require("max_retries", problems);
     let max_retries = fields.integer("max_retries", 1..=limits.max_retries, problems);
@@ -61,7 +61,7 @@ const FIELDS: [(&str, Named); 5] = [
     ("schedule", Named::Custom),
 ];
 
-fn read_strategy(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> Option<Strategy> {
+fn read_strategy(fields: &mut Fields, limits: &RetryLimits, problems: &mut Problems) -> Option<Strategy> {
     let words = [
         ("immediate", Named::Immediate),
         ("exponential_backoff", Named::Exponential),
@@ -97,7 +97,7 @@ fn read_strategy(fields: &mut Fields, limits: &Limits, problems: &mut Problems) 
     }
 }
 
-fn read_backoff(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> Option<Strategy> {
+fn read_backoff(fields: &mut Fields, limits: &RetryLimits, problems: &mut Problems) -> Option<Strategy> {
     let range = delays(limits.max_delay_secs);
     let given_initial = fields.integer("initial_delay_secs", range.clone(), problems).map(i64::cast_unsigned);
     let given_max = fields.integer("max_delay_secs", range, problems).map(i64::cast_unsigned);
@@ -116,7 +116,7 @@ fn read_backoff(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -
     Some(Strategy::ExponentialBackoff { initial_delay_secs, backoff_multiplier: backoff_multiplier?, max_delay_secs })
 }
 
-fn read_schedule(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> Option<Strategy> {
+fn read_schedule(fields: &mut Fields, limits: &RetryLimits, problems: &mut Problems) -> Option<Strategy> {
     fields.require("schedule", problems);
     let path = fields.path("schedule");
     let items = fields.array("schedule", problems)?;
@@ -132,7 +132,7 @@ fn read_schedule(fields: &mut Fields, limits: &Limits, problems: &mut Problems) 
 /// Its name, its length in seconds, and what it makes of a number.
 type Unit = (&'static str, u64, fn(u64) -> Delay);
 
-fn read_delay(item: Value, path: &str, limits: &Limits, problems: &mut Problems) -> Option<Delay> {
+fn read_delay(item: Value, path: &str, limits: &RetryLimits, problems: &mut Problems) -> Option<Delay> {
     let mut entry = Fields::open(item, path, problems)?;
     let mut found = None;
     let mut count = 0;

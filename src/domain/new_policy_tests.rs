@@ -103,7 +103,7 @@ fn whole_numbers_have_limits() {
 
 #[test]
 fn the_limits_come_from_the_configuration() {
-    let limits = Limits { max_retries: 2, max_delay_secs: 60, max_schedule_delay_secs: 7200, ..RETRY_LIMITS };
+    let limits = RetryLimits { max_retries: 2, max_delay_secs: 60, max_schedule_delay_secs: 7200, ..RETRY_LIMITS };
     let read = |retry| read_default_policy(retry, &limits);
     assert!(read(json!({"max_retries": 2, "max_delay_secs": 60})).is_ok());
     assert!(read(json!({"max_retries": 3})).is_err());

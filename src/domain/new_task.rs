@@ -9,19 +9,19 @@ use serde_json::value::RawValue;
 use super::dedupe::{self, MOST_LISTS};
 use super::input::{Fields, Problems};
 use super::json;
-use super::matcher::{Matcher, read_strategy};
+use super::matcher::{DedupeMatcher, read_strategy};
 use super::new_action::{read_action, read_actions};
 use super::new_policy::read_policy;
 use super::policy::Policy;
 use super::retry;
-use super::rules::{Bearer, Rule, read_rules};
+use super::rules::{Rule, RuleTarget, read_rules};
 use super::status::Status;
 use super::task::Flags;
 use super::webhook::{Action, Actions};
 
 /// What the configuration allows a request to hold, and what it means where a request is silent.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct RequestLimits {
     pub tasks_per_batch: usize,
     pub dependencies_per_task: usize,
     pub links_per_batch: usize,
@@ -31,7 +31,7 @@ pub struct Limits {
     pub action_bytes: usize,
     /// Of one task with all its actions.
     pub task_bytes: usize,
-    pub retry: retry::Limits,
+    pub retry: retry::RetryLimits,
     /// Whether batches that do not say so have their dead ends canceled.
     pub dead_end_cancel: bool,
 }
@@ -61,7 +61,7 @@ pub struct NewTask {
     pub dependencies: Vec<Dependency>,
     pub has_children: bool,
     /// It is not created if one of these finds a task that is there already.
-    pub dedupe_strategy: Vec<Matcher>,
+    pub dedupe_strategy: Vec<DedupeMatcher>,
     pub expected_count: Option<i32>,
     pub dead_end_barrier: bool,
     pub retry: RetryChoice,
@@ -115,7 +115,7 @@ impl NewTask {
 }
 
 /// Reads the body of a request that creates tasks; an empty one is `{}`.
-pub fn read_batch(body: &[u8], limits: &Limits) -> Result<NewBatch, Vec<String>> {
+pub fn read_batch(body: &[u8], limits: &RequestLimits) -> Result<NewBatch, Vec<String>> {
     let mut problems = Problems::default();
     let body = if body.is_empty() { b"{}" } else { body };
     let batch = match serde_json::from_slice::<&RawValue>(body) {
@@ -144,7 +144,7 @@ pub fn read_batch(body: &[u8], limits: &Limits) -> Result<NewBatch, Vec<String>>
     problems.or(batch)
 }
 
-fn read_object(text: &RawValue, limits: &Limits, problems: &mut Problems) -> Option<NewBatch> {
+fn read_object(text: &RawValue, limits: &RequestLimits, problems: &mut Problems) -> Option<NewBatch> {
     let mut fields = Fields::open_text(text, "", |_| true, problems)?;
     fields.require("tasks", problems);
     let items = fields.texts("tasks", limits.tasks_per_batch, problems).unwrap_or_default();
@@ -174,7 +174,7 @@ fn read_object(text: &RawValue, limits: &Limits, problems: &mut Problems) -> Opt
 fn read_tasks(
     (items, count): &(Vec<&RawValue>, usize),
     path: &str,
-    limits: &Limits,
+    limits: &RequestLimits,
     problems: &mut Problems,
 ) -> Vec<NewTask> {
     if *count > limits.tasks_per_batch {
@@ -227,7 +227,7 @@ fn is_action(name: &str) -> bool {
 
 /// Whether a task, as it was sent, has few enough bytes. One that has not never becomes a tree; of its parts only the
 /// actions are looked at, which may be what is too large.
-fn is_small(text: &RawValue, path: &str, limits: &Limits, problems: &mut Problems) -> bool {
+fn is_small(text: &RawValue, path: &str, limits: &RequestLimits, problems: &mut Problems) -> bool {
     let size = json::compact_len(text.get());
     if size <= limits.task_bytes {
         return true;
@@ -241,12 +241,12 @@ fn is_small(text: &RawValue, path: &str, limits: &Limits, problems: &mut Problem
     false
 }
 
-fn too_large(size: usize, limits: &Limits) -> String {
+fn too_large(size: usize, limits: &RequestLimits) -> String {
     format!("must have at most {} bytes, not {size} (MAX_TASK_BYTES)", limits.task_bytes)
 }
 
 /// The size of a task whose metadata makes it too large once its numbers are written out.
-fn stored_size(text: &RawValue, task: &NewTask, limits: &Limits) -> Option<usize> {
+fn stored_size(text: &RawValue, task: &NewTask, limits: &RequestLimits) -> Option<usize> {
     let metadata = task.metadata.as_ref()?;
     let stored = json::stored_len(metadata);
     if text.get().len() + stored <= limits.task_bytes {
@@ -257,7 +257,7 @@ fn stored_size(text: &RawValue, task: &NewTask, limits: &Limits) -> Option<usize
 }
 
 /// The actions of a task, and how many of them are notifications.
-fn read_task_actions(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> (Actions, usize) {
+fn read_task_actions(fields: &mut Fields, limits: &RequestLimits, problems: &mut Problems) -> (Actions, usize) {
     let on_start = read_action(fields, "on_start", limits.action_bytes, problems);
     let most = (limits.actions_per_task, limits.action_bytes);
     let mut count = 0;
@@ -273,7 +273,7 @@ fn read_task_actions(fields: &mut Fields, limits: &Limits, problems: &mut Proble
 fn read_task(
     fields: &mut Fields,
     positions: &HashMap<String, usize>,
-    limits: &Limits,
+    limits: &RequestLimits,
     problems: &mut Problems,
 ) -> NewTask {
     let name = fields.required_string("name", 1..=255, problems).unwrap_or_default();
@@ -297,7 +297,7 @@ fn read_task(
         fair_key: fields.string("fair_key", 1..=255, problems),
     };
     task.dedupe_strategy = read_strategy(fields, &task.kind, task.metadata.as_ref(), problems);
-    let bearer = Bearer { metadata: task.metadata.as_ref(), has_expected_count: task.expected_count.is_some() };
+    let bearer = RuleTarget { metadata: task.metadata.as_ref(), has_expected_count: task.expected_count.is_some() };
     for (i, rule) in task.rules.iter().enumerate() {
         if let Some(problem) = bearer.problem(rule) {
             problems.add(fields.path(&format!("rules[{i}]")), problem);
@@ -313,7 +313,7 @@ fn read_task(
     task
 }
 
-fn read_retry(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> RetryChoice {
+fn read_retry(fields: &mut Fields, limits: &RequestLimits, problems: &mut Problems) -> RetryChoice {
     if !fields.names("retry") {
         return RetryChoice::OfKind;
     }
@@ -324,7 +324,7 @@ fn read_retry(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> 
 fn read_dependencies(
     fields: &mut Fields,
     positions: &HashMap<String, usize>,
-    limits: &Limits,
+    limits: &RequestLimits,
     problems: &mut Problems,
 ) -> Vec<Dependency> {
     let path = fields.path("dependencies");
@@ -354,7 +354,7 @@ fn read_dependencies(
     dependencies.into_values().collect()
 }
 
-pub(super) fn read_metadata(fields: &mut Fields, limits: &Limits, problems: &mut Problems) -> Option<Value> {
+pub(super) fn read_metadata(fields: &mut Fields, limits: &RequestLimits, problems: &mut Problems) -> Option<Value> {
     let metadata = fields.object("metadata", problems)?;
     let size = json::stored_len(&metadata);
     if size > limits.metadata_bytes {

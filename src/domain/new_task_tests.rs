@@ -92,7 +92,7 @@ fn everything_that_is_given_arrives() {
     assert_eq!((task.timeout_secs, task.priority, task.expected_count), (5, -7, Some(9)));
     assert_eq!(task.metadata, Some(json!({"a": [1]})));
     assert!(task.dead_end_barrier);
-    let matcher = Matcher { kind: "k".into(), status: Some(Status::Running), fields: vec!["a".into()] };
+    let matcher = DedupeMatcher { kind: "k".into(), status: Some(Status::Running), fields: vec!["a".into()] };
     assert_eq!(task.dedupe_strategy, [matcher]);
     assert_eq!(task.run_at.unwrap().to_rfc3339(), "2030-01-02T01:04:05+00:00");
     assert!(matches!(&task.retry, RetryChoice::Own(policy) if policy.max_retries == 2), "{:?}", task.retry);
@@ -111,7 +111,7 @@ fn everything_that_is_given_arrives() {
 #[test]
 fn dead_ends_are_canceled_if_the_batch_or_else_the_configuration_says_so() {
     for configured in [false, true] {
-        let limits = Limits { dead_end_cancel: configured, ..LIMITS };
+        let limits = RequestLimits { dead_end_cancel: configured, ..LIMITS };
         let wanted = |body: Value| read_batch(body.to_string().as_bytes(), &limits).unwrap().dead_end_cancel;
         assert_eq!(wanted(json!([])), configured);
         for (said, expected) in [(json!(null), configured), (json!(true), true), (json!(false), false)] {

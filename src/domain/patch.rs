@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::failure::{Failure, FailureType, RetryAfter, Trigger};
 use super::input::{Fields, Problems, refuse_nul};
-use super::new_task::{Limits, read_metadata};
+use super::new_task::{RequestLimits, read_metadata};
 use super::status::Status;
 
 /// What `PATCH /task/{id}` asks for.
@@ -12,7 +12,7 @@ use super::status::Status;
 pub struct Patch {
     pub result: Option<Result<(), Failure>>,
     pub metadata: Option<Value>,
-    pub progress: Progress,
+    pub progress: HeartbeatRequest,
     pub expected_count: Option<i32>,
     pub priority: Option<i16>,
     pub run: Option<i32>,
@@ -22,7 +22,7 @@ pub struct Patch {
 
 /// What a worker adds to the counters of its task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct HeartbeatRequest {
     pub success: i64,
     pub failures: i64,
 }
@@ -37,7 +37,7 @@ pub struct RetryRequest {
     pub dry_run: bool,
 }
 
-pub fn read_patch(body: Value, limits: &Limits) -> Result<Patch, Vec<String>> {
+pub fn read_patch(body: Value, limits: &RequestLimits) -> Result<Patch, Vec<String>> {
     let mut problems = Problems::default();
     refuse_nul(&body, "", &mut problems);
     let patch = Fields::open(body, "", &mut problems).map(|mut fields| {
@@ -57,7 +57,7 @@ pub fn read_patch(body: Value, limits: &Limits) -> Result<Patch, Vec<String>> {
     problems.or(patch)
 }
 
-pub fn read_progress(body: Value) -> Result<Progress, Vec<String>> {
+pub fn read_progress(body: Value) -> Result<HeartbeatRequest, Vec<String>> {
     let mut problems = Problems::default();
     let progress = Fields::open(or_nothing(body), "", &mut problems).map(|mut fields| {
         let progress = read_counters(&mut fields, &mut problems);
@@ -126,9 +126,9 @@ fn read_result(fields: &mut Fields, problems: &mut Problems) -> Option<Result<()
     parsed.map(|_| Ok(()))
 }
 
-fn read_counters(fields: &mut Fields, problems: &mut Problems) -> Progress {
+fn read_counters(fields: &mut Fields, problems: &mut Problems) -> HeartbeatRequest {
     let most = i64::from(i32::MAX);
-    Progress {
+    HeartbeatRequest {
         success: fields.integer("new_success", 0..=most, problems).unwrap_or(0),
         failures: fields.integer("new_failures", 0..=most, problems).unwrap_or(0),
     }

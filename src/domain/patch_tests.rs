@@ -23,7 +23,7 @@ fn an_empty_patch_asks_for_nothing() {
     });
     assert_eq!(patch(nulls).unwrap(), Patch::default());
     assert_eq!(patch(json!(null)).unwrap_err(), ["body: must be an object, not null"]);
-    assert_eq!(read_progress(json!(null)).unwrap(), Progress::default(), "its body may be left out");
+    assert_eq!(read_progress(json!(null)).unwrap(), HeartbeatRequest::default(), "its body may be left out");
     assert_eq!(read_retry_request(json!(null)), read_retry_request(json!({})), "and so may this one");
     for (body, what) in [(json!([]), "an array"), (json!("x"), "a string"), (json!(1), "a number")] {
         assert_eq!(patch(body.clone()).unwrap_err(), [format!("body: must be an object, not {what}")]);
@@ -47,7 +47,7 @@ fn everything_that_is_given_arrives() {
     let expected = Patch {
         result: Some(Err(failure)),
         metadata: Some(json!({"a": 1})),
-        progress: Progress { success: 2, failures: 3 },
+        progress: HeartbeatRequest { success: 2, failures: 3 },
         expected_count: Some(4),
         priority: Some(-5),
         run: Some(6),
@@ -150,9 +150,9 @@ fn metadata_and_unknown_fields() {
 
 #[test]
 fn progress_adds_to_counters() {
-    assert_eq!(read_progress(json!({})).unwrap(), Progress::default());
+    assert_eq!(read_progress(json!({})).unwrap(), HeartbeatRequest::default());
     let read = read_progress(json!({"new_success": 5, "new_failures": i32::MAX})).unwrap();
-    assert_eq!(read, Progress { success: 5, failures: i64::from(i32::MAX) });
+    assert_eq!(read, HeartbeatRequest { success: 5, failures: i64::from(i32::MAX) });
     for field in ["new_success", "new_failures"] {
         for wrong in [json!(-1), json!(1_i64 << 31), json!(1.5), json!("1"), json!([]), json!(true)] {
             let found = read_progress(json!({field: wrong})).unwrap_err();

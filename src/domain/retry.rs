@@ -7,7 +7,7 @@ use super::policy::Policy;
 
 /// What the environment allows policies to say and rate limits to ask for.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct RetryLimits {
     pub max_retries: i16,
     pub max_delay_secs: u64,
     pub max_schedule_delay_secs: u64,
@@ -15,9 +15,9 @@ pub struct Limits {
     pub max_deferrals: i32,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for RetryLimits {
+    fn default() -> RetryLimits {
+        RetryLimits {
             max_retries: 10,
             max_delay_secs: 3600,
             max_schedule_delay_secs: 30 * 86_400,
@@ -37,7 +37,7 @@ pub struct Circumstances {
     pub now: DateTime<Utc>,
     /// A random number from 0 up to 1.
     pub jitter: f64,
-    pub limits: Limits,
+    pub limits: RetryLimits,
 }
 
 /// The answer to a failure, and the reason for it in words.

@@ -4,7 +4,14 @@ use crate::domain::policy::{StatusPattern, Strategy};
 use crate::domain::sample::{at, failure, policy};
 
 fn around(attempt: i16) -> Circumstances {
-    Circumstances { attempt, deferrals: 0, created_at: at(-100), now: at(0), jitter: 0.0, limits: Limits::default() }
+    Circumstances {
+        attempt,
+        deferrals: 0,
+        created_at: at(-100),
+        now: at(0),
+        jitter: 0.0,
+        limits: RetryLimits::default(),
+    }
 }
 
 fn patterns(list: &[&str]) -> Vec<StatusPattern> {

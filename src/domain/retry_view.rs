@@ -7,7 +7,7 @@ use super::failure::{FailureType, Trigger};
 
 /// How executions ended.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sums {
+pub struct RetryTotals {
     pub succeeded: i64,
     pub succeeded_after_retry: i64,
     pub failed_after_retry: i64,
@@ -17,8 +17,8 @@ pub struct Sums {
     pub final_: i64,
 }
 
-impl Sums {
-    pub fn add(&mut self, other: &Sums) {
+impl RetryTotals {
+    pub fn add(&mut self, other: &RetryTotals) {
         self.succeeded += other.succeeded;
         self.succeeded_after_retry += other.succeeded_after_retry;
         self.failed_after_retry += other.failed_after_retry;
@@ -97,14 +97,14 @@ pub struct FailureTypeStats {
 }
 
 impl AttemptStats {
-    pub fn new(attempt: i16, sums: &Sums) -> AttemptStats {
+    pub fn new(attempt: i16, sums: &RetryTotals) -> AttemptStats {
         let (succeeded, failed) = (sums.succeeded, sums.failed());
         AttemptStats { attempt, succeeded, failed, success_rate: ratio(succeeded, failed) }
     }
 }
 
 impl KindStats {
-    pub fn new(kind: String, sums: &Sums) -> KindStats {
+    pub fn new(kind: String, sums: &RetryTotals) -> KindStats {
         KindStats {
             kind,
             scheduled: sums.scheduled,
@@ -118,7 +118,7 @@ impl KindStats {
 }
 
 impl FailureTypeStats {
-    pub fn new(failure_type: FailureType, sums: &Sums) -> FailureTypeStats {
+    pub fn new(failure_type: FailureType, sums: &RetryTotals) -> FailureTypeStats {
         FailureTypeStats {
             failure_type,
             scheduled: sums.scheduled,

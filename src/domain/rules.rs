@@ -27,20 +27,20 @@ pub enum Rule {
         #[serde(rename = "max_concurency")]
         #[schema(minimum = 1)]
         max: i32,
-        matcher: Matcher,
+        matcher: RuleMatcher,
     },
     /// Tasks that match and execute have together less than this to do (`expected_count − success − failures`).
     Capacity {
         #[serde(rename = "max_capacity")]
         #[schema(minimum = 1)]
         max: i64,
-        matcher: Matcher,
+        matcher: RuleMatcher,
     },
 }
 
 /// The tasks that a rule counts: of this kind, Claimed or Running, with the same values in these metadata fields.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
-pub struct Matcher {
+pub struct RuleMatcher {
     pub kind: String,
     #[schema(value_type = Status, example = "Running")]
     pub status: Counted,
@@ -56,7 +56,7 @@ pub enum Counted {
 }
 
 impl Rule {
-    pub fn matcher(&self) -> &Matcher {
+    pub fn matcher(&self) -> &RuleMatcher {
         match self {
             Rule::Concurrency { matcher, .. } | Rule::Capacity { matcher, .. } => matcher,
         }
@@ -65,12 +65,12 @@ impl Rule {
 
 /// What a rule needs to know of the task that is to carry it.
 #[derive(Clone, Copy, Debug)]
-pub struct Bearer<'a> {
+pub struct RuleTarget<'a> {
     pub metadata: Option<&'a Value>,
     pub has_expected_count: bool,
 }
 
-impl Bearer<'_> {
+impl RuleTarget<'_> {
     fn has(&self, field: &str) -> bool {
         self.metadata.and_then(|metadata| metadata.get(field)).is_some()
     }
@@ -154,7 +154,7 @@ fn read_rule(value: Value, path: &str, own_kind: &str, problems: &mut Problems) 
     rule
 }
 
-fn read_matcher(value: Value, path: &str, own_kind: &str, problems: &mut Problems) -> Option<Matcher> {
+fn read_matcher(value: Value, path: &str, own_kind: &str, problems: &mut Problems) -> Option<RuleMatcher> {
     let mut fields = Fields::open(value, path, problems)?;
     let kind = fields.string("kind", 1..=100, problems).unwrap_or_else(|| own_kind.to_owned());
     if let Some(status) = fields.take("status")
@@ -165,7 +165,7 @@ fn read_matcher(value: Value, path: &str, own_kind: &str, problems: &mut Problem
     // Whether the task has them is seen when it is known which tasks are to carry the rule.
     let names = matcher::read_names(&mut fields, |_| true, problems);
     fields.close(problems);
-    Some(Matcher { kind, status: Counted::Running, fields: names })
+    Some(RuleMatcher { kind, status: Counted::Running, fields: names })
 }
 
 /// The values of these fields as one text: equal exactly when the values are. `None` if a field is not there.
@@ -187,32 +187,32 @@ pub struct Slot {
 
 /// How far a slot may be filled for a task to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Gate {
+pub struct SlotLimit {
     pub slot: i64,
     pub max_tasks: Option<i32>,
     pub max_load: Option<i64>,
 }
 
-impl Gate {
+impl SlotLimit {
     pub fn is_open(&self, slot: Slot) -> bool {
         self.max_tasks.is_none_or(|max| slot.used < i64::from(max)) && self.max_load.is_none_or(|max| slot.load < max)
     }
 }
 
-/// The gates of a task, one per slot, in the order of their slots: of several limits on one slot the lowest counts.
-pub fn gates<'a>(rules: impl IntoIterator<Item = (&'a Rule, i64)>) -> Vec<Gate> {
+/// The limits of a task, one per slot, in the order of their slots: of several limits on one slot the lowest counts.
+pub fn limits<'a>(rules: impl IntoIterator<Item = (&'a Rule, i64)>) -> Vec<SlotLimit> {
     fn lower<T: Ord + Copy>(limit: &mut Option<T>, max: T) {
         *limit = Some(limit.take().map_or(max, |limit| limit.min(max)));
     }
-    let mut gates: BTreeMap<i64, Gate> = BTreeMap::new();
+    let mut limits: BTreeMap<i64, SlotLimit> = BTreeMap::new();
     for (rule, slot) in rules {
-        let gate = gates.entry(slot).or_insert(Gate { slot, max_tasks: None, max_load: None });
+        let limit = limits.entry(slot).or_insert(SlotLimit { slot, max_tasks: None, max_load: None });
         match rule {
-            Rule::Concurrency { max, .. } => lower(&mut gate.max_tasks, *max),
-            Rule::Capacity { max, .. } => lower(&mut gate.max_load, *max),
+            Rule::Concurrency { max, .. } => lower(&mut limit.max_tasks, *max),
+            Rule::Capacity { max, .. } => lower(&mut limit.max_load, *max),
         }
     }
-    gates.into_values().collect()
+    limits.into_values().collect()
 }
 
 /// A task at the head of the queue, or of its parking.
@@ -222,28 +222,28 @@ pub struct Candidate {
     pub takes: Vec<i64>,
     /// What it still has to do.
     pub remaining: i64,
-    pub gates: Vec<Gate>,
+    pub limits: Vec<SlotLimit>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Admission {
     Starts,
     Blocked,
     /// It may start, but so many do already.
     Later,
 }
 
-/// Who of the candidates, in their order, starts: at most `room`, each only if all its gates are open after those
+/// Who of the candidates, in their order, starts: at most `room`, each only if all its limits are open after those
 /// before it have started. `slots` must hold every slot that is named, and holds afterwards what is executing then.
-pub fn admit(candidates: &[Candidate], slots: &mut BTreeMap<i64, Slot>, room: usize) -> Vec<Verdict> {
+pub fn admit(candidates: &[Candidate], slots: &mut BTreeMap<i64, Slot>, room: usize) -> Vec<Admission> {
     let mut started = 0;
     let mut verdict = |candidate: &Candidate| {
         let of = |id: i64| slots.get(&id).copied().unwrap_or_default();
-        if !candidate.gates.iter().all(|gate| gate.is_open(of(gate.slot))) {
-            return Verdict::Blocked;
+        if !candidate.limits.iter().all(|limit| limit.is_open(of(limit.slot))) {
+            return Admission::Blocked;
         }
         if started == room {
-            return Verdict::Later;
+            return Admission::Later;
         }
         started += 1;
         for id in &candidate.takes {
@@ -251,7 +251,7 @@ pub fn admit(candidates: &[Candidate], slots: &mut BTreeMap<i64, Slot>, room: us
             slot.used += 1;
             slot.load += candidate.remaining;
         }
-        Verdict::Starts
+        Admission::Starts
     };
     candidates.iter().map(&mut verdict).collect()
 }

@@ -9,9 +9,9 @@ fn read(rules: &Value) -> Result<Vec<Rule>, Vec<String>> {
     problems.or(Some(rules))
 }
 
-fn matcher(kind: &str, fields: &[&str]) -> Matcher {
+fn matcher(kind: &str, fields: &[&str]) -> RuleMatcher {
     let fields = fields.iter().map(|field| (*field).to_owned()).collect();
-    Matcher { kind: kind.into(), status: Counted::Running, fields }
+    RuleMatcher { kind: kind.into(), status: Counted::Running, fields }
 }
 
 #[test]
@@ -71,14 +71,14 @@ fn every_problem_is_named() {
 #[test]
 fn a_task_must_have_what_its_rules_compare() {
     let metadata = json!({"a": null});
-    let bearer = Bearer { metadata: Some(&metadata), has_expected_count: false };
+    let bearer = RuleTarget { metadata: Some(&metadata), has_expected_count: false };
     let rule = |fields: &[&str]| Rule::Concurrency { max: 1, matcher: matcher("k", fields) };
     assert_eq!(bearer.problem(&rule(&[])), None);
     assert_eq!(bearer.problem(&rule(&["a"])), None);
     assert!(bearer.problem(&rule(&["a", "b"])).unwrap().contains("\"b\""));
     let capacity = Rule::Capacity { max: 1, matcher: matcher("k", &[]) };
     assert!(bearer.problem(&capacity).unwrap().contains("expected_count"));
-    assert_eq!(Bearer { has_expected_count: true, ..bearer }.problem(&capacity), None);
+    assert_eq!(RuleTarget { has_expected_count: true, ..bearer }.problem(&capacity), None);
 }
 
 #[test]
@@ -102,22 +102,25 @@ fn of_several_limits_on_one_slot_the_lowest_counts() {
     let capacity = Rule::Capacity { max: 7, matcher: matcher("k", &[]) };
     let rules = [(concurrency(5), 2), (concurrency(3), 2), (capacity, 2), (concurrency(9), 1)];
     assert_eq!(
-        gates(rules.iter().map(|(rule, slot)| (rule, *slot))),
-        [Gate { slot: 1, max_tasks: Some(9), max_load: None }, Gate { slot: 2, max_tasks: Some(3), max_load: Some(7) }]
+        limits(rules.iter().map(|(rule, slot)| (rule, *slot))),
+        [
+            SlotLimit { slot: 1, max_tasks: Some(9), max_load: None },
+            SlotLimit { slot: 2, max_tasks: Some(3), max_load: Some(7) }
+        ]
     );
 }
 
-fn gate(slot: i64, max_tasks: i32) -> Gate {
-    Gate { slot, max_tasks: Some(max_tasks), max_load: None }
+fn gate(slot: i64, max_tasks: i32) -> SlotLimit {
+    SlotLimit { slot, max_tasks: Some(max_tasks), max_load: None }
 }
 
-fn task(takes: &[i64], gates: &[Gate]) -> Candidate {
-    Candidate { takes: takes.to_vec(), remaining: 0, gates: gates.to_vec() }
+fn task(takes: &[i64], limits: &[SlotLimit]) -> Candidate {
+    Candidate { takes: takes.to_vec(), remaining: 0, limits: limits.to_vec() }
 }
 
 #[test]
 fn as_many_start_as_there_is_room_and_those_behind_them_are_not_held_up() {
-    use Verdict::{Blocked, Later, Starts};
+    use Admission::{Blocked, Later, Starts};
     let limited = task(&[1], &[gate(1, 2)]);
     let free = task(&[], &[]);
     let mut slots = BTreeMap::from([(1, Slot { used: 1, load: 0 })]);
@@ -128,7 +131,7 @@ fn as_many_start_as_there_is_room_and_those_behind_them_are_not_held_up() {
 
 #[test]
 fn all_rules_have_to_pass_and_one_that_is_blocked_takes_nothing() {
-    use Verdict::{Blocked, Starts};
+    use Admission::{Blocked, Starts};
     let mut slots = BTreeMap::from([(1, Slot::default()), (2, Slot { used: 1, load: 0 })]);
     let both = task(&[1, 2], &[gate(1, 1), gate(2, 1)]);
     let one = task(&[1], &[gate(1, 1)]);
@@ -138,11 +141,11 @@ fn all_rules_have_to_pass_and_one_that_is_blocked_takes_nothing() {
 
 #[test]
 fn capacity_is_what_is_left_to_do() {
-    use Verdict::{Blocked, Starts};
+    use Admission::{Blocked, Starts};
     let heavy = |remaining| Candidate {
         takes: vec![1],
         remaining,
-        gates: vec![Gate { slot: 1, max_tasks: None, max_load: Some(100) }],
+        limits: vec![SlotLimit { slot: 1, max_tasks: None, max_load: Some(100) }],
     };
     let mut slots = BTreeMap::from([(1, Slot { used: 1, load: 40 })]);
     // Below the limit before it starts, however much it brings.
@@ -152,7 +155,7 @@ fn capacity_is_what_is_left_to_do() {
 
 #[test]
 fn tasks_without_the_rule_count_but_are_not_held_up() {
-    use Verdict::{Blocked, Starts};
+    use Admission::{Blocked, Starts};
     let mut slots = BTreeMap::from([(1, Slot::default())]);
     let bare = task(&[1], &[]);
     let ruled = task(&[1], &[gate(1, 2)]);

@@ -7,7 +7,7 @@ use super::failure::{Failure, FailureType, Trigger};
 use super::lifecycle::{Jitter, Moment};
 use super::new_task;
 use super::policy::{Policy, Strategy};
-use super::retry::Limits;
+use super::retry::RetryLimits;
 use super::status::Status;
 use super::task::{Flags, Task};
 
@@ -17,7 +17,7 @@ pub const RUN: i32 = 4;
 pub const CLAIM: i32 = 6;
 pub const ATTEMPT: i16 = 2;
 
-pub const RETRY_LIMITS: Limits = Limits {
+pub const RETRY_LIMITS: RetryLimits = RetryLimits {
     max_retries: 10,
     max_delay_secs: 3600,
     max_schedule_delay_secs: 30 * 86_400,
@@ -26,7 +26,7 @@ pub const RETRY_LIMITS: Limits = Limits {
 };
 
 /// Small where a test has to go past them.
-pub const LIMITS: new_task::Limits = new_task::Limits {
+pub const LIMITS: new_task::RequestLimits = new_task::RequestLimits {
     tasks_per_batch: 12,
     dependencies_per_task: 3,
     links_per_batch: 1000,

@@ -51,7 +51,7 @@ impl Task {
     }
 
     /// Whether its worker has been heard of lately enough. What changes about a task that runs is what its worker says.
-    pub fn has_sign_of_life(&self, now: DateTime<Utc>) -> bool {
+    pub fn has_heartbeat(&self, now: DateTime<Utc>) -> bool {
         self.status == Status::Running && self.last_updated + TimeDelta::seconds(i64::from(self.timeout_secs)) > now
     }
 }

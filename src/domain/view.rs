@@ -38,7 +38,7 @@ pub struct Metadata(#[allow(dead_code, reason = "only its shape is used")] BTree
 
 /// A task in lists.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct BasicTask {
+pub struct TaskSummary {
     pub id: Uuid,
     pub name: String,
     pub kind: String,
@@ -66,9 +66,9 @@ pub struct BasicTask {
 /// The whole task.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = Task)]
-pub struct WholeTask {
+pub struct TaskDetails {
     #[serde(flatten)]
-    pub basic: BasicTask,
+    pub basic: TaskSummary,
     /// Seconds without a sign of life after which it times out.
     pub timeout: i32,
     #[schema(value_type = Metadata)]
@@ -96,7 +96,7 @@ pub struct WholeTask {
     pub fair_key: Option<String>,
 }
 
-impl WholeTask {
+impl TaskDetails {
     /// What a transition changes of what is shown.
     pub fn follow(&mut self, task: &Task, now: DateTime<Utc>) {
         if self.basic.run != task.run {
@@ -190,7 +190,7 @@ pub struct ChangedRules {
 /// The tasks of a batch and what depends on what.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Dag {
-    pub tasks: Vec<BasicTask>,
+    pub tasks: Vec<TaskSummary>,
     pub links: Vec<Link>,
 }
 
@@ -321,7 +321,7 @@ pub struct AttemptView {
 
 /// One move of a task.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct Event {
+pub struct TaskEvent {
     pub seq: i64,
     pub at: Timestamp,
     pub task_id: Uuid,
@@ -348,7 +348,7 @@ pub struct Event {
 /// What retrying a task changed, or would change.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RetriedTask {
-    pub task: WholeTask,
+    pub task: TaskDetails,
     /// Tasks that had failed only because of it and wait for it again.
     pub revived: Vec<Uuid>,
     pub dry_run: bool,

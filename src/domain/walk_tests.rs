@@ -38,7 +38,7 @@ fn event(choice: u8, task: &Task) -> Event {
 fn hand(choice: u8) -> Event {
     let wait_count = i32::from(choice % 3);
     match choice % 5 {
-        0..3 => by_hand(wait_count, 15),
+        0..3 => manual_retry(wait_count, 15),
         3 => Event::Revived { wait_count: wait_count + 1 },
         _ => Event::ParentsReopened { count: wait_count + 1 },
     }

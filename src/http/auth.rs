@@ -13,8 +13,8 @@ use axum::response::Response;
 use uuid::Uuid;
 
 use super::{Api, Hosts, Problem};
-use crate::access::{Key, Keys, Paths, Scope};
-use crate::domain::view::WholeTask;
+use crate::access::{ApiKey, Keys, Paths, Scope};
+use crate::domain::view::TaskDetails;
 use crate::domain::webhook::Actions;
 use crate::handle::SigningKey;
 use crate::service::Service;
@@ -25,7 +25,7 @@ const ALWAYS_OPEN: [&str; 2] = ["/health", "/ready"];
 
 /// What the door knows.
 #[derive(Debug)]
-pub struct Door {
+pub struct Authenticator {
     /// None at all: everybody may do everything.
     pub keys: Keys,
     pub public: Paths,
@@ -56,14 +56,14 @@ pub enum Viewer {
 }
 
 impl Viewer {
-    fn of(key: Option<&Key>) -> Viewer {
+    fn of(key: Option<&ApiKey>) -> Viewer {
         match key {
             Some(key) if key.scope == Scope::Admin => Viewer::Everything,
             _ => Viewer::NoSecrets,
         }
     }
 
-    pub fn shown(self, mut task: WholeTask) -> WholeTask {
+    pub fn shown(self, mut task: TaskDetails) -> TaskDetails {
         match self {
             Viewer::Everything => {}
             Viewer::NoSecrets => task.actions.hide_secrets(),
@@ -91,7 +91,7 @@ pub async fn guard(State(api): State<Arc<Api>>, mut request: Request, next: Next
     Ok(next.run(request).await)
 }
 
-impl Door {
+impl Authenticator {
     fn admit(&self, request: &Request) -> Result<(Actor, Viewer), Problem> {
         let path = request.uri().path();
         if always_open(path) {

@@ -39,10 +39,10 @@ impl Bodies {
         Bodies { most, units, budget: Arc::new(Semaphore::new(units as usize)) }
     }
 
-    async fn reserve(&self, bytes: usize, until: Instant) -> Result<Held, Problem> {
+    async fn reserve(&self, bytes: usize, until: Instant) -> Result<BodyPermit, Problem> {
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.units);
         match tokio::time::timeout_at(until, Arc::clone(&self.budget).acquire_many_owned(units)).await {
-            Ok(Ok(permit)) => Ok(Held(Some(permit))),
+            Ok(Ok(permit)) => Ok(BodyPermit(Some(permit))),
             _ => Err(Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "too many large requests at the same time; this one waited for REQUEST_TIMEOUT_SECS",
@@ -53,10 +53,10 @@ impl Bodies {
 
 /// The part of the budget that a request occupies until this is dropped.
 #[derive(Debug, Default)]
-pub struct Held(#[allow(dead_code, reason = "it is kept to be dropped")] Option<OwnedSemaphorePermit>);
+pub struct BodyPermit(#[allow(dead_code, reason = "it is kept to be dropped")] Option<OwnedSemaphorePermit>);
 
 /// The body as text that is not looked into yet.
-pub struct Text(pub Vec<u8>, pub Held);
+pub struct Text(pub Vec<u8>, pub BodyPermit);
 
 impl FromRequest<Arc<Api>> for Text {
     type Rejection = Problem;
@@ -68,7 +68,7 @@ impl FromRequest<Arc<Api>> for Text {
 
 /// The body as a tree of JSON, whatever its content type says; an empty one is `{}`. The handler keeps the second part
 /// until it has answered.
-pub struct Body(pub Value, pub Held);
+pub struct Body(pub Value, pub BodyPermit);
 
 impl FromRequest<Arc<Api>> for Body {
     type Rejection = Problem;
@@ -89,7 +89,7 @@ impl FromRequest<Arc<Api>> for Body {
 async fn read(request: Request, api: &Arc<Api>, most: usize, weight: usize) -> Result<Text, Problem> {
     let body = request.into_body();
     let length = body.size_hint().exact().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
-    let mut held = Held::default();
+    let mut held = BodyPermit::default();
     if let Some(length) = length.filter(|length| *length > FREE && *length <= most) {
         held = api.bodies.reserve(length * weight, Instant::now() + api.request_time).await?;
     }
@@ -105,7 +105,7 @@ async fn read(request: Request, api: &Arc<Api>, most: usize, weight: usize) -> R
             break;
         }
         if read > most || !fits {
-            (bytes, held) = (Vec::new(), Held::default());
+            (bytes, held) = (Vec::new(), BodyPermit::default());
             continue;
         }
         if length.is_none() && read > FREE && held.0.is_none() {

@@ -268,7 +268,8 @@ pub enum ReportedFailureType {
 /// A sign of life, with what to add to the counters.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TaskProgress {
+#[schema(as = Heartbeat)]
+pub struct HeartbeatBody {
     #[schema(minimum = 0)]
     pub new_success: Option<i32>,
     #[schema(minimum = 0)]

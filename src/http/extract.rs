@@ -38,12 +38,12 @@ impl<T: FromStr> FromRequestParts<Arc<Api>> for Id<T> {
 }
 
 /// A path parameter that names a kind of task.
-pub struct Kind(pub String);
+pub struct KindPath(pub String);
 
-impl FromRequestParts<Arc<Api>> for Kind {
+impl FromRequestParts<Arc<Api>> for KindPath {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Kind, Problem> {
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<KindPath, Problem> {
         let params = RawPathParams::from_request_parts(parts, api)
             .await
             .map_err(|_| Problem::invalid(vec!["kind: is not valid UTF-8".into()]))?;
@@ -51,7 +51,7 @@ impl FromRequestParts<Arc<Api>> for Kind {
         if !(1..=100).contains(&kind.chars().count()) || kind.contains('\0') {
             return Err(Problem::invalid(vec!["kind: must have 1 to 100 characters, none of them NUL".into()]));
         }
-        Ok(Kind(kind.to_owned()))
+        Ok(KindPath(kind.to_owned()))
     }
 }
 

@@ -36,11 +36,11 @@ use tower_http::trace::TraceLayer;
 use tracing::Instrument;
 use utoipa_swagger_ui::SwaggerUi;
 
-use crate::domain::new_task::Limits;
+use crate::domain::new_task::RequestLimits;
 use crate::service::Service;
 use crate::store::{Store, while_wanted};
 
-pub use auth::Door;
+pub use auth::Authenticator;
 pub use body::Bodies;
 pub use error::Problem;
 pub use host::Hosts;
@@ -52,12 +52,12 @@ pub struct Api {
     pub service: Service,
     /// What the loops work with, to tell whether they can.
     pub loops: Store,
-    pub limits: Limits,
+    pub limits: RequestLimits,
     pub bodies: Bodies,
     pub idempotency_ttl: Duration,
     /// What the headers of a request may take to arrive, and its body again.
     pub request_time: Duration,
-    pub door: Arc<Door>,
+    pub door: Arc<Authenticator>,
     pub metrics: PrometheusHandle,
     /// Requests under way, which end even if their clients hang up.
     pub requests: TaskTracker,

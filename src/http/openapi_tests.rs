@@ -4,12 +4,12 @@ use serde_json::{Value, json};
 
 use super::document;
 use crate::domain::new_policy::read_default_policy;
-use crate::domain::new_task::{Limits, read_batch};
+use crate::domain::new_task::{RequestLimits, read_batch};
 use crate::domain::patch::{read_patch, read_progress, read_retry_request};
 use crate::domain::retry;
 use crate::domain::rules::read_rules_change;
 
-const LIMITS: Limits = Limits {
+const LIMITS: RequestLimits = RequestLimits {
     tasks_per_batch: 10,
     dependencies_per_task: 10,
     links_per_batch: 1000,
@@ -17,7 +17,7 @@ const LIMITS: Limits = Limits {
     metadata_bytes: 65_536,
     action_bytes: 262_144,
     task_bytes: 1_048_576,
-    retry: retry::Limits {
+    retry: retry::RetryLimits {
         max_retries: 10,
         max_delay_secs: 3600,
         max_schedule_delay_secs: 86_400,
@@ -69,7 +69,7 @@ const SHAPES: [Shape; 14] = [
     Shape { schema: "NewRules", path: "", read: |body| read_rules_change(body).err().unwrap_or_default() },
     Shape { schema: "TaskPatch", path: "", read: |body| read_patch(body, &LIMITS).err().unwrap_or_default() },
     Shape { schema: "RetryRequest", path: "", read: |body| read_retry_request(body).err().unwrap_or_default() },
-    Shape { schema: "TaskProgress", path: "", read: |body| read_progress(body).err().unwrap_or_default() },
+    Shape { schema: "Heartbeat", path: "", read: |body| read_progress(body).err().unwrap_or_default() },
 ];
 
 #[allow(clippy::needless_pass_by_value, reason = "called with `json!`")]

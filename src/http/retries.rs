@@ -10,13 +10,13 @@ use axum::response::{IntoResponse, Response};
 use super::auth::{Caller, Viewer};
 use super::body::Body;
 use super::dto::{NewRetry, RetryRequest};
-use super::extract::{Id, Kind, Query};
+use super::extract::{Id, KindPath, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::new_policy::read_default_policy;
 use crate::domain::patch::read_retry_request;
 use crate::domain::retry_view::RetryStats;
-use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedTask};
+use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, TaskEvent};
 
 /// Retry a task by hand
 ///
@@ -110,7 +110,7 @@ pub async fn attempts(State(api): State<Arc<Api>>, Id(id): Id, mut query: Query)
         ("cursor" = Option<i64>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),
     responses(
-        (status = 200, description = "The trail", body = Vec<Event>,
+        (status = 200, description = "The trail", body = Vec<TaskEvent>,
          headers(("X-Next-Cursor" = i64, description = "There is more: the cursor of the next page"))),
         (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
@@ -177,7 +177,7 @@ pub async fn policies(State(api): State<Arc<Api>>) -> Result<Json<Vec<KindPolicy
 pub async fn put_policy(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
-    Kind(kind): Kind,
+    KindPath(kind): KindPath,
     Body(body, _held): Body,
 ) -> Result<Json<KindPolicy>, Problem> {
     let policy = read_default_policy(body, &api.limits.retry).map_err(Problem::invalid)?;
@@ -197,7 +197,7 @@ pub async fn put_policy(
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn delete_policy(Caller(service): Caller, Kind(kind): Kind) -> Result<StatusCode, Problem> {
+pub async fn delete_policy(Caller(service): Caller, KindPath(kind): KindPath) -> Result<StatusCode, Problem> {
     service.delete_policy(&kind).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -74,8 +74,8 @@ pub async fn metrics(State(api): State<Arc<Api>>) -> impl IntoResponse {
     if let Ok(age) = stats::queue_age(store).await {
         metrics::gauge!("reprise_queue_age_seconds").set(age);
     }
-    if let Ok(parkings) = stats::parkings(store).await {
-        metrics::gauge!("reprise_parkings").set(approximate(parkings));
+    if let Ok(groups) = stats::blocked_groups(store).await {
+        metrics::gauge!("reprise_blocked_groups").set(approximate(groups));
     }
     if let Ok((depth, age)) = stats::outbox(store).await {
         metrics::gauge!("reprise_outbox_depth").set(approximate(depth));

@@ -13,16 +13,16 @@ use uuid::Uuid;
 
 use super::auth::{Caller, Viewer};
 use super::body::{Body, Text};
-use super::dto::{CreateTasks, TaskPatch, TaskProgress};
+use super::dto::{CreateTasks, HeartbeatBody, TaskPatch};
 use super::extract::{Id, Query};
 use super::{Api, Problem};
 use crate::domain::json::write_canonical;
 use crate::domain::new_task::read_batch;
 use crate::domain::patch::{read_patch, read_progress};
 use crate::domain::status::Status;
-use crate::domain::view::{BasicTask, WholeTask};
+use crate::domain::view::{TaskDetails, TaskSummary};
 use crate::store::Actor;
-use crate::store::idempotency::Key;
+use crate::store::idempotency::IdempotencyKey;
 use crate::store::lists::TaskFilter;
 
 /// Create a batch of tasks
@@ -35,7 +35,7 @@ use crate::store::lists::TaskFilter;
             description = "Makes the request repeatable for IDEMPOTENCY_TTL_SECS: the same key and body give the same answer")),
     request_body = CreateTasks,
     responses(
-        (status = 201, description = "What was created, in the order given; skipped tasks are left out", body = Vec<BasicTask>,
+        (status = 201, description = "What was created, in the order given; skipped tasks are left out", body = Vec<TaskSummary>,
          headers(("X-Batch-ID" = Uuid, description = "The batch"))),
         (status = 204, description = "Nothing to create: no tasks, or all of them skipped",
          headers(("X-Batch-ID" = Uuid, description = "The batch"))),
@@ -86,7 +86,7 @@ pub async fn create(
         ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
     ),
     responses(
-        (status = 200, description = "The tasks", body = Vec<BasicTask>,
+        (status = 200, description = "The tasks", body = Vec<TaskSummary>,
          headers(("X-Next-Cursor" = Uuid, description = "There is more: the cursor of the next page"))),
         (status = 400, description = "A malformed filter", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
@@ -122,7 +122,7 @@ pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Respo
         ("token" = Option<String>, Query, description = "As in the handle: stands for a key, for this task and this run"),
     ),
     responses(
-        (status = 200, description = "The whole task", body = WholeTask),
+        (status = 200, description = "The whole task", body = TaskDetails),
         (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "The task is at another run than the one that was given", body = Problem,
@@ -136,7 +136,7 @@ pub async fn get(
     viewer: Viewer,
     Id(id): Id,
     query: Query,
-) -> Result<Json<WholeTask>, Problem> {
+) -> Result<Json<TaskDetails>, Problem> {
     Ok(Json(viewer.shown(api.service.task(id, run_of(query)?.0).await?)))
 }
 
@@ -152,7 +152,7 @@ pub async fn get(
     ),
     request_body = TaskPatch,
     responses(
-        (status = 200, description = "The task as it now is", body = WholeTask),
+        (status = 200, description = "The task as it now is", body = TaskDetails),
         (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "It does not fit the state of the task, or the run is over", body = Problem,
@@ -170,7 +170,7 @@ pub async fn patch(
     Id(id): Id,
     query: Query,
     Body(body, _held): Body,
-) -> Result<Json<WholeTask>, Problem> {
+) -> Result<Json<TaskDetails>, Problem> {
     let (run, proven) = run_of(query)?;
     let mut patch = read_patch(body, &api.limits).map_err(Problem::invalid)?;
     if let (Some(in_query), Some(in_body)) = (run, patch.run)
@@ -193,7 +193,7 @@ pub async fn patch(
         ("run" = Option<i32>, Query, description = "The run this is about, as in the handle", minimum = 0),
         ("token" = Option<String>, Query, description = "As in the handle: stands for a key, for this task and this run"),
     ),
-    request_body = Option<TaskProgress>,
+    request_body = Option<HeartbeatBody>,
     responses(
         (status = 202, description = "Recorded"),
         (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
@@ -225,7 +225,7 @@ pub async fn put(
     delete, path = "/task/{id}", operation_id = "cancelTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
     responses(
-        (status = 200, description = "The task as it now is", body = WholeTask),
+        (status = 200, description = "The task as it now is", body = TaskDetails),
         (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "It has already ended", body = Problem,
@@ -234,7 +234,7 @@ pub async fn put(
          content_type = "application/problem+json"),
     )
 )]
-pub async fn cancel(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+pub async fn cancel(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<TaskDetails>, Problem> {
     Ok(Json(viewer.shown(service.cancel(id).await?)))
 }
 
@@ -245,7 +245,7 @@ pub async fn cancel(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Resu
     patch, path = "/task/pause/{id}", operation_id = "pauseTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
     responses(
-        (status = 200, description = "The task as it now is", body = WholeTask),
+        (status = 200, description = "The task as it now is", body = TaskDetails),
         (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "It is being executed or has ended", body = Problem,
@@ -254,7 +254,7 @@ pub async fn cancel(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Resu
          content_type = "application/problem+json"),
     )
 )]
-pub async fn pause(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+pub async fn pause(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<TaskDetails>, Problem> {
     Ok(Json(viewer.shown(service.pause(id).await?)))
 }
 
@@ -265,7 +265,7 @@ pub async fn pause(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Resul
     patch, path = "/task/resume/{id}", operation_id = "resumeTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
     responses(
-        (status = 200, description = "The task as it now is", body = WholeTask),
+        (status = 200, description = "The task as it now is", body = TaskDetails),
         (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "It has ended", body = Problem, content_type = "application/problem+json"),
@@ -273,12 +273,12 @@ pub async fn pause(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Resul
          content_type = "application/problem+json"),
     )
 )]
-pub async fn resume(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<WholeTask>, Problem> {
+pub async fn resume(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<TaskDetails>, Problem> {
     Ok(Json(viewer.shown(service.resume(id).await?)))
 }
 
 /// Keys of different callers never meet.
-fn key(headers: &HeaderMap, caller: &Actor, body: &[u8], ttl: Duration) -> Result<Option<Key>, Problem> {
+fn key(headers: &HeaderMap, caller: &Actor, body: &[u8], ttl: Duration) -> Result<Option<IdempotencyKey>, Problem> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
     let wrong = || Problem::invalid(vec!["Idempotency-Key: must have 1 to 255 visible ASCII characters".into()]);
     let key = value.to_str().ok().filter(|key| (1..=255).contains(&key.len())).ok_or_else(wrong)?;
@@ -290,7 +290,7 @@ fn key(headers: &HeaderMap, caller: &Actor, body: &[u8], ttl: Duration) -> Resul
     let text = std::str::from_utf8(if body.is_empty() { b"{}" } else { body }).map_err(|_| Problem::internal())?;
     write_canonical(text, &mut hash)
         .map_err(|error| Problem::invalid(vec![format!("body: is not valid JSON: {error}")]))?;
-    Ok(Some(Key { key, body_hash: hash.0.finalize().to_vec(), ttl }))
+    Ok(Some(IdempotencyKey { key, body_hash: hash.0.finalize().to_vec(), ttl }))
 }
 
 struct Hash(Sha256);

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::calls::Held;
+use super::calls::HeldClaims;
 use super::runner::Loop;
 use super::start::Start;
 use crate::domain::failure::{Failure, FailureType, Trigger};
@@ -45,13 +45,13 @@ struct Late {
 
 pub struct Answers {
     store: Store,
-    held: Held,
+    held: HeldClaims,
     incoming: mpsc::UnboundedReceiver<Answered>,
     late: Vec<Late>,
 }
 
 impl Answers {
-    pub(super) fn new(store: Store, held: Held, incoming: mpsc::UnboundedReceiver<Answered>) -> Answers {
+    pub(super) fn new(store: Store, held: HeldClaims, incoming: mpsc::UnboundedReceiver<Answered>) -> Answers {
         Answers { store, held, incoming, late: Vec::new() }
     }
 
@@ -144,7 +144,7 @@ async fn write(session: Session, answers: &[Answered]) -> store::Result<HashSet<
         let claim = answer.claim;
         match &answer.result {
             Ok(action) => {
-                started.push(transitions::Start { claim, ignored: answer.ignored.clone() });
+                started.push(transitions::StartedClaim { claim, ignored: answer.ignored.clone() });
                 let cancel = |action| CancelAction { claim, run: answer.run, action };
                 actions.extend(action.clone().map(cancel));
             }
@@ -163,14 +163,14 @@ async fn write(session: Session, answers: &[Answered]) -> store::Result<HashSet<
             lifecycle::decide(task, &event, moment)
         };
         let ids: Vec<Uuid> = answers.iter().map(|answer| answer.claim.0).collect();
-        let locked = lock::free_tasks(&mut tx, &ids).await?;
-        let free: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
-        let missing: Vec<Uuid> = failed.keys().map(|(id, _)| *id).filter(|id| !free.contains(id)).collect();
+        let locked = lock::unlocked_tasks(&mut tx, &ids).await?;
+        let unlocked: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
+        let missing: Vec<Uuid> = failed.keys().map(|(id, _)| *id).filter(|id| !unlocked.contains(id)).collect();
         if !missing.is_empty() {
             let there = query::existing(&mut tx, &missing).await?;
             busy.extend(failed.keys().filter(|(id, _)| there.contains(id)));
         }
-        let locked = dead_ends::widen(&mut tx, locked, decide).await?;
+        let locked = dead_ends::lock_ancestors(&mut tx, locked, decide).await?;
         let decided: Vec<Transition> =
             locked.tasks.iter().filter_map(|task| decide(task, locked.moment).ok().flatten()).collect();
         transitions::apply(&mut tx, &decided, locked.moment).await?;

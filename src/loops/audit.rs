@@ -39,10 +39,10 @@ impl Loop for Audit {
         if !self.rested.swap(true, Ordering::Relaxed) {
             return Ok(Tick::default());
         }
-        let found = books::examine(&self.store, Extent::Alive, STATEMENTS).await?;
-        for (book, count) in books::by_book(&found) {
+        let found = books::audit(&self.store, Extent::Alive, STATEMENTS).await?;
+        for (counter, count) in books::by_counter(&found) {
             let count = u32::try_from(count).unwrap_or(u32::MAX);
-            metrics::gauge!("reprise_book_differences", "book" => book.as_str()).set(count);
+            metrics::gauge!("reprise_book_differences", "counter" => counter.as_str()).set(count);
         }
         if let Some(first) = found.first() {
             tracing::error!(differences = found.len(), %first, "counters and rows differ: run `reprise doctor`");

@@ -24,7 +24,7 @@ use crate::store::lease::{self, ClaimId, Kept};
 use crate::store::transitions::{self, Claimed};
 use crate::store::{self, Actor, Patience, Session, Store};
 use crate::wake::Hints;
-use crate::webhook::{Call, Client, Place};
+use crate::webhook::{Call, Client, HostPermit};
 
 /// Calls begun together at most.
 const AT_ONCE: usize = 200;
@@ -36,32 +36,32 @@ const FRESH: Duration = Duration::from_millis(10);
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// A claimed task and what to call for it.
-pub(super) struct Queued {
+pub(super) struct QueuedCall {
     pub claimed: Claimed,
     pub action: Action,
     /// Among the calls to its receiver, once it has one.
-    pub place: Option<Place>,
+    pub place: Option<HostPermit>,
 }
 
 /// Claimed tasks in the order in which they are to be called.
 #[derive(Clone, Default)]
-pub(super) struct Queue(Arc<QueueInner>);
+pub(super) struct CallQueue(Arc<CallQueueInner>);
 
 #[derive(Default)]
-struct QueueInner {
-    waiting: Mutex<VecDeque<Queued>>,
+struct CallQueueInner {
+    waiting: Mutex<VecDeque<QueuedCall>>,
     added: Notify,
     /// How many stand aside until their receiver has a place for them.
     aside: AtomicUsize,
 }
 
-impl Queue {
-    pub fn push(&self, queued: Queued) {
+impl CallQueue {
+    pub fn push(&self, queued: QueuedCall) {
         self.waiting().push_back(queued);
         self.0.added.notify_one();
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Queued>> {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<QueuedCall>> {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -69,7 +69,7 @@ impl Queue {
         self.waiting().len()
     }
 
-    fn take(&self, count: usize) -> Vec<Queued> {
+    fn take(&self, count: usize) -> Vec<QueuedCall> {
         let mut waiting = self.waiting();
         let count = count.min(waiting.len());
         waiting.drain(..count).collect()
@@ -84,7 +84,7 @@ impl Queue {
     }
 
     /// It has been its turn before: it is the next one.
-    fn come_back(&self, queued: Queued) {
+    fn come_back(&self, queued: QueuedCall) {
         self.0.aside.fetch_sub(1, Ordering::AcqRel);
         self.waiting().push_front(queued);
     }
@@ -96,18 +96,18 @@ impl Queue {
     }
 }
 
-pub struct Caller {
+pub struct StartCaller {
     pub(super) store: Store,
     pub(super) client: Client,
     pub(super) lease: Duration,
-    pub(super) held: Held,
-    pub(super) queue: Queue,
+    pub(super) held: HeldClaims,
+    pub(super) queue: CallQueue,
     pub(super) calls: Arc<Semaphore>,
     pub(super) tracker: TaskTracker,
     pub(super) results: mpsc::UnboundedSender<Answered>,
 }
 
-impl Caller {
+impl StartCaller {
     pub fn keeper(&self) -> Keeper {
         Keeper { store: self.store.clone(), held: self.held.clone(), tracker: self.tracker.clone(), lease: self.lease }
     }
@@ -156,7 +156,7 @@ impl Caller {
                 match self.held.about_to_call(claim, self.lease, busy.contains(&claim)) {
                     Some(true) => self.call(queued, permit),
                     // Whether it is still ours is not known, or not for long enough.
-                    Some(false) => aside.push(self.later(Queued { place: None, ..queued }, Some(AGAIN))),
+                    Some(false) => aside.push(self.later(QueuedCall { place: None, ..queued }, Some(AGAIN))),
                     None => {}
                 }
             }
@@ -164,7 +164,7 @@ impl Caller {
     }
 
     /// Stands aside until its receiver has a place for it, or for a while.
-    fn later(&self, mut queued: Queued, pause: Option<Duration>) -> impl Future<Output = Queued> + use<'_> {
+    fn later(&self, mut queued: QueuedCall, pause: Option<Duration>) -> impl Future<Output = QueuedCall> + use<'_> {
         self.queue.step_aside();
         // There is room for others now.
         self.store.wake().here(Hints::START);
@@ -180,7 +180,7 @@ impl Caller {
     /// Asks the database if some of them have waited: what was canceled, or lost to another instance, is not called.
     /// Those behind them are asked about as well. Under load calls begin one by one, and each would have to ask. Answers
     /// of which it cannot be known, because somebody else holds them.
-    async fn drop_lost(&self, batch: &[Queued]) -> HashSet<ClaimId> {
+    async fn drop_lost(&self, batch: &[QueuedCall]) -> HashSet<ClaimId> {
         static LIMIT: LogLimit = LogLimit::new();
         let asked = self.held.doubtful(batch);
         if asked.is_empty() {
@@ -207,9 +207,9 @@ impl Caller {
         }
     }
 
-    fn call(&self, queued: Queued, permit: OwnedSemaphorePermit) {
+    fn call(&self, queued: QueuedCall, permit: OwnedSemaphorePermit) {
         let (client, results) = (self.client.clone(), self.results.clone());
-        let Queued { claimed, mut action, place, .. } = queued;
+        let QueuedCall { claimed, mut action, place, .. } = queued;
         let Some(place) = place else { return };
         self.tracker.spawn(async move {
             let body = action.params.body.take().map(String::from);
@@ -252,7 +252,7 @@ impl Caller {
 /// Keeps the leases of what is held, and gives back at the end what was not started.
 pub struct Keeper {
     store: Store,
-    held: Held,
+    held: HeldClaims,
     tracker: TaskTracker,
     lease: Duration,
 }
@@ -325,10 +325,10 @@ impl Keeper {
 
 /// What was claimed here and has no written result yet.
 #[derive(Clone, Default)]
-pub(super) struct Held(Arc<Mutex<HashMap<Uuid, Holding>>>);
+pub(super) struct HeldClaims(Arc<Mutex<HashMap<Uuid, HeldClaim>>>);
 
 #[derive(Clone, Copy)]
-struct Holding {
+struct HeldClaim {
     /// The number of the claim.
     claim: i32,
     /// When it was last known to be ours.
@@ -341,8 +341,8 @@ struct Holding {
     bytes: usize,
 }
 
-impl Held {
-    fn map(&self) -> MutexGuard<'_, HashMap<Uuid, Holding>> {
+impl HeldClaims {
+    fn map(&self) -> MutexGuard<'_, HashMap<Uuid, HeldClaim>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -355,15 +355,15 @@ impl Held {
     }
 
     pub fn take(&self, claimed: &Claimed, known: Instant, until: Instant) {
-        let holding = Holding { claim: claimed.claim, known, until, called: false, bytes: claimed.bytes };
+        let holding = HeldClaim { claim: claimed.claim, known, until, called: false, bytes: claimed.bytes };
         self.map().insert(claimed.id, holding);
     }
 
     /// If it is not certain that all of these are still ours: which to ask about. With them go others that are still to
     /// be called, those first that have not been asked about for longest.
-    fn doubtful(&self, batch: &[Queued]) -> Vec<ClaimId> {
+    fn doubtful(&self, batch: &[QueuedCall]) -> Vec<ClaimId> {
         let map = self.map();
-        let old = |holding: &Holding| !holding.called && holding.known.elapsed() > FRESH;
+        let old = |holding: &HeldClaim| !holding.called && holding.known.elapsed() > FRESH;
         if !batch.iter().any(|queued| map.get(&queued.claimed.id).is_some_and(old)) {
             return Vec::new();
         }

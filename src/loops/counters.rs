@@ -5,7 +5,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::runner::{Loop, Tick};
-use crate::store::deferred::{self, Together};
+use crate::store::deferred::{self, Merged};
 use crate::store::{self, Patience, Session, Store};
 use crate::wake::Hints;
 
@@ -27,9 +27,9 @@ impl Loop for Counters {
     async fn tick(&self) -> store::Result<Tick> {
         let (mut processed, mut left, mut after) = (0, false, Some(Uuid::nil()));
         while let Some(from) = after {
-            let together = |session: Session| async move { deferred::bring_together(&session, from).await };
-            let done = match self.store.retrying(Patience::Least, together).await {
-                Err(error) if error.is_busy() => Together { left: true, ..Together::default() },
+            let merge = |session: Session| async move { deferred::merge(&session, from).await };
+            let done = match self.store.retrying(Patience::Least, merge).await {
+                Err(error) if error.is_busy() => Merged { left: true, ..Merged::default() },
                 result => result?,
             };
             processed += done.batches;

@@ -15,7 +15,7 @@ use crate::log_limit::LogLimit;
 use crate::store::outbox::{self, Leased, Postponed, Sent};
 use crate::store::{self, Actor, Patience, Session, Store};
 use crate::wake::Hints;
-use crate::webhook::{Call, Client, Place};
+use crate::webhook::{Call, Client, HostPermit};
 
 const LEASE_LIMIT: usize = 200;
 const MARK_LIMIT: usize = 200;
@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 const WAITING: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct DeliverySettings {
     pub interval: Duration,
     pub concurrency: usize,
     /// How long sending one may take, with everything around it.
@@ -42,7 +42,7 @@ pub struct Settings {
 pub struct Deliver {
     store: Store,
     client: Client,
-    settings: Settings,
+    settings: DeliverySettings,
     in_flight: Arc<AtomicUsize>,
     /// What those in flight hold in memory.
     bytes: Arc<AtomicUsize>,
@@ -50,16 +50,16 @@ pub struct Deliver {
     waiting: Arc<AtomicUsize>,
     calls: Arc<Semaphore>,
     tracker: TaskTracker,
-    results: mpsc::UnboundedSender<Outcome>,
+    results: mpsc::UnboundedSender<DeliveryResult>,
 }
 
-enum Outcome {
+enum DeliveryResult {
     Sent(Sent),
     NotSent(Postponed),
 }
 
 impl Deliver {
-    pub fn new(store: Store, client: Client, settings: Settings) -> (Deliver, Marks) {
+    pub fn new(store: Store, client: Client, settings: DeliverySettings) -> (Deliver, Marks) {
         let (results, incoming) = mpsc::unbounded_channel();
         let in_flight = Arc::new(AtomicUsize::new(0));
         let marks = Marks { store: store.clone(), in_flight: Arc::clone(&in_flight), incoming, late: Vec::new() };
@@ -103,8 +103,8 @@ impl Deliver {
                 waiting.fetch_sub(1, Ordering::AcqRel);
             }
             let outcome = match turn {
-                Ok((place, _permit)) => Outcome::Sent(send(&client, &delivery, &settings, place).await),
-                Err(_) => Outcome::NotSent(postponed(&delivery, settings.patience)),
+                Ok((place, _permit)) => DeliveryResult::Sent(send(&client, &delivery, &settings, place).await),
+                Err(_) => DeliveryResult::NotSent(postponed(&delivery, settings.patience)),
             };
             bytes.fetch_sub(delivery.bytes, Ordering::AcqRel);
             let _ = results.send(outcome);
@@ -159,7 +159,7 @@ fn postponed(delivery: &Leased, patience: Duration) -> Postponed {
     Postponed { id: delivery.id, attempts: delivery.attempts, again_in }
 }
 
-async fn send(client: &Client, delivery: &Leased, settings: &Settings, place: Place) -> Sent {
+async fn send(client: &Client, delivery: &Leased, settings: &DeliverySettings, place: HostPermit) -> Sent {
     let idempotency_key = match delivery.task_id {
         Some(task) => idempotency_key(task, &delivery.trigger, &delivery.condition, delivery.run),
         None => batch_idempotency_key(delivery.batch_id, delivery.run),
@@ -193,7 +193,7 @@ async fn send(client: &Client, delivery: &Leased, settings: &Settings, place: Pl
 }
 
 /// Doubling from the base, capped, with up to a tenth of jitter so that a receiver that comes back is not flooded.
-fn backoff(attempts: i32, settings: &Settings) -> Duration {
+fn backoff(attempts: i32, settings: &DeliverySettings) -> Duration {
     let doublings = u32::try_from(attempts - 1).unwrap_or(0).min(31);
     let delay = settings.retry_base.saturating_mul(1 << doublings).min(settings.retry_max);
     delay.mul_f64(rand::random_range(1.0..1.1))
@@ -203,7 +203,7 @@ fn backoff(attempts: i32, settings: &Settings) -> Duration {
 pub struct Marks {
     store: Store,
     in_flight: Arc<AtomicUsize>,
-    incoming: mpsc::UnboundedReceiver<Outcome>,
+    incoming: mpsc::UnboundedReceiver<DeliveryResult>,
     /// Results of notifications that somebody else holds.
     late: Vec<Sent>,
 }
@@ -237,8 +237,8 @@ impl Marks {
         let (mut sent, mut not_sent) = (std::mem::take(&mut self.late), Vec::new());
         for outcome in outcomes {
             match outcome {
-                Outcome::Sent(one) => sent.push(one),
-                Outcome::NotSent(one) => not_sent.push(one),
+                DeliveryResult::Sent(one) => sent.push(one),
+                DeliveryResult::NotSent(one) => not_sent.push(one),
             }
         }
         if !not_sent.is_empty()
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn backoff_doubles_up_to_its_limit() {
-        let settings = Settings {
+        let settings = DeliverySettings {
             interval: Duration::from_secs(1),
             concurrency: 1,
             lease: Duration::from_secs(1),

@@ -5,19 +5,19 @@ use std::time::Duration;
 use super::runner::{Loop, Tick};
 use crate::store::{self, Patience, Session, Store, outages};
 
-pub struct Pulse {
+pub struct Liveness {
     pub store: Store,
 }
 
-impl Loop for Pulse {
-    const NAME: &'static str = "pulse";
+impl Loop for Liveness {
+    const NAME: &'static str = "liveness";
 
     fn interval(&self) -> Duration {
         outages::BEAT
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        let beat = |session: Session| async move { outages::beat(&session).await };
+        let beat = |session: Session| async move { outages::record_alive(&session).await };
         match self.store.retrying(Patience::Least, beat).await {
             Err(error) if error.is_busy() => {}
             result => result?,

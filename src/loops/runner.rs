@@ -106,7 +106,7 @@ fn until_due(due_in: Option<f64>, interval: Duration) -> Duration {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::domain::retry::Limits;
+    use crate::domain::retry::RetryLimits;
 
     /// Takes a minute for a tick, and then ends the loop.
     struct Slow {
@@ -134,7 +134,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_loop_may_have_a_longer_limit_than_transactions() {
-        let store = Store::new("postgres://nowhere", 1, Clock::Database, Limits::default()).unwrap();
+        let store = Store::new("postgres://nowhere", 1, Clock::Database, RetryLimits::default()).unwrap();
         let store = store.with_limit(Duration::from_secs(10));
         for (limit, ends) in [(Some(Duration::from_secs(90)), true), (None, false)] {
             let ended = CancellationToken::new();

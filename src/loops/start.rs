@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::answers::Answers;
-use super::calls::{Caller, Held, Queue, Queued};
+use super::calls::{CallQueue, HeldClaims, QueuedCall, StartCaller};
 use super::runner::{Loop, Tick};
 use crate::store::transitions::{self, Claims};
 use crate::store::{self, Actor, Patience, Session, Store, matchers};
@@ -26,27 +26,27 @@ const ASIDE: usize = 8;
 /// What the actions of all tasks that are claimed here may have; past it nothing more is claimed.
 const HELD_BYTES: usize = 16 * 1024 * 1024;
 
-pub struct Settings {
+pub struct StartSettings {
     pub interval: Duration,
     pub lease: Duration,
     pub concurrency: usize,
 }
 
-/// The loop: claims, and hands over to the [`Caller`].
+/// The loop: claims, and hands over to the [`StartCaller`].
 pub struct Start {
     store: Store,
-    settings: Settings,
-    held: Held,
-    queue: Queue,
+    settings: StartSettings,
+    held: HeldClaims,
+    queue: CallQueue,
     /// How many of the queue the next claim looks at.
     look: AtomicUsize,
 }
 
 impl Start {
-    pub fn new(store: Store, client: Client, settings: Settings) -> (Start, Caller, Answers) {
+    pub fn new(store: Store, client: Client, settings: StartSettings) -> (Start, StartCaller, Answers) {
         let (results, incoming) = mpsc::unbounded_channel();
-        let (held, queue) = (Held::default(), Queue::default());
-        let caller = Caller {
+        let (held, queue) = (HeldClaims::default(), CallQueue::default());
+        let caller = StartCaller {
             store: store.clone(),
             client,
             lease: settings.lease,
@@ -75,8 +75,8 @@ impl Start {
         let claims = transitions::claim(&mut tx, limit, look, self.settings.lease).await?;
         // Nobody to call: it runs from now on and waits for a report.
         let silent = claims.tasks.iter().filter(|claimed| claimed.on_start.is_none());
-        let silent: Vec<transitions::Start> =
-            silent.map(|claimed| transitions::Start { claim: claimed.claim_id(), ignored: None }).collect();
+        let silent: Vec<transitions::StartedClaim> =
+            silent.map(|claimed| transitions::StartedClaim { claim: claimed.claim_id(), ignored: None }).collect();
         if !silent.is_empty() {
             transitions::started(&mut tx, &silent).await?;
         }
@@ -128,7 +128,7 @@ impl Loop for Start {
         for mut claimed in claimed {
             if let Some(action) = claimed.on_start.take() {
                 self.held.take(&claimed, known, at + self.settings.lease);
-                self.queue.push(Queued { claimed, action, place: None });
+                self.queue.push(QueuedCall { claimed, action, place: None });
             }
         }
         // After all that was claimed is in the queue. What keeps it from being known now does not for ever.

@@ -12,7 +12,7 @@ use super::runner::{Loop, Tick};
 use crate::domain::lifecycle::{Event, Moment, decide};
 use crate::domain::status::Status;
 use crate::domain::task::Task;
-use crate::store::lock::Locked;
+use crate::store::lock::LockedTasks;
 use crate::store::outages::{self, Outages};
 use crate::store::{self, Actor, Patience, Session, Store, Tx, dead_ends, lock, progress, stats, transitions};
 use crate::wake::Hints;
@@ -102,7 +102,7 @@ impl Timeout {
         };
         let locked = match which {
             Which::MostOverdue { but } => lock::timed_out(&mut tx, LIMIT, but).await?,
-            Which::Only(id) => lock::free_tasks(&mut tx, &[*id]).await?,
+            Which::Only(id) => lock::unlocked_tasks(&mut tx, &[*id]).await?,
         };
         let expired = expire_locked(&mut tx, locked, &outages).await?;
         tx.commit().await?;
@@ -110,13 +110,13 @@ impl Timeout {
     }
 }
 
-async fn expire_locked(tx: &mut Tx, locked: Locked, outages: &Outages) -> store::Result<Expired> {
+async fn expire_locked(tx: &mut Tx, locked: LockedTasks, outages: &Outages) -> store::Result<Expired> {
     let event = |task: &Task| if task.status == Status::Claimed { Event::LeaseRanOut } else { Event::TimedOut };
     let overdue = |task: &Task, moment: Moment| later_deadline(task, outages, moment.now).is_none();
     let decide = |task: &Task, moment: Moment| {
         if overdue(task, moment) { decide(task, &event(task), moment) } else { Ok(None) }
     };
-    let locked = dead_ends::widen(tx, locked, decide).await?;
+    let locked = dead_ends::lock_ancestors(tx, locked, decide).await?;
     let (mut decided, mut put_off) = (Vec::new(), Vec::new());
     for task in &locked.tasks {
         if let Some(deadline) = later_deadline(task, outages, locked.moment.now) {

@@ -95,7 +95,7 @@ impl Service {
         Ok(ChangedRules { batch_id: id, kind: change.kind.clone(), updated_count: updated })
     }
 
-    async fn stop_chunk(&self, session: Session, id: Uuid, below: Option<Uuid>) -> store::Result<Chunk> {
+    async fn stop_chunk(&self, session: Session, id: Uuid, below: Option<Uuid>) -> store::Result<StopChunk> {
         let mut tx = self.begin(&session).await?;
         let (locked, first) = lock::last_of_batch(&mut tx, id, below, CHUNK).await?;
         let decided: Vec<Transition> = locked
@@ -105,11 +105,11 @@ impl Service {
             .collect();
         transitions::apply_stop(&mut tx, id, &decided, locked.moment).await?;
         tx.commit().await?;
-        Ok(Chunk { first, canceled: decided.iter().map(Transition::from).collect() })
+        Ok(StopChunk { first, canceled: decided.iter().map(Transition::from).collect() })
     }
 }
 
-struct Chunk {
+struct StopChunk {
     /// The lowest id it looked at; none when there was nothing left.
     first: Option<Uuid>,
     canceled: Vec<Status>,

@@ -13,10 +13,10 @@ use chrono::TimeDelta;
 use uuid::Uuid;
 
 use crate::domain::status::Status;
-use crate::store::progress::Sign;
+use crate::store::progress::Heartbeat;
 use crate::store::{self, Actor, Session, Store, Tx};
 
-use together::Together;
+use together::GroupCommit;
 
 pub use tasks::Created;
 
@@ -30,24 +30,24 @@ pub struct Service {
     lanes: Arc<Lanes>,
 }
 
-/// Where requests wait to be done together. Two lanes keep two cores busy; more of them add little but latency. Signs of life
+/// Where requests wait to be done together. Two lanes keep two cores busy; more of them add little but latency. Heartbeats
 /// are quick, and two lanes of them would only wait for each other at the counters of their batch.
 #[derive(Debug)]
 struct Lanes {
-    changes: Together<reports::Change, Option<reports::Done>>,
-    signs: Together<Sign, bool>,
+    changes: GroupCommit<reports::Change, Option<reports::Done>>,
+    heartbeats: GroupCommit<Heartbeat, bool>,
     /// Of tasks that occupy slots.
-    bound_signs: Together<Sign, bool>,
-    creations: Together<tasks::Creation, store::create::Created>,
+    slot_heartbeats: GroupCommit<Heartbeat, bool>,
+    creations: GroupCommit<tasks::Creation, store::create::StoredBatch>,
 }
 
 impl Default for Lanes {
     fn default() -> Lanes {
         Lanes {
-            changes: Together::new(2, 200),
-            signs: Together::new(1, 500),
-            bound_signs: Together::new(1, 500),
-            creations: Together::new(2, 200),
+            changes: GroupCommit::new(2, 200),
+            heartbeats: GroupCommit::new(1, 500),
+            slot_heartbeats: GroupCommit::new(1, 500),
+            creations: GroupCommit::new(2, 200),
         }
     }
 }

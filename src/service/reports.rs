@@ -1,4 +1,4 @@
-//! What workers say about their tasks: reports, changes, signs of life. Under load those of many requests go into one
+//! What workers say about their tasks: reports, changes, heartbeats. Under load those of many requests go into one
 //! transaction (`together`); each is decided and answered for itself.
 
 use std::collections::{HashMap, HashSet};
@@ -6,19 +6,19 @@ use std::collections::{HashMap, HashSet};
 use uuid::Uuid;
 
 use super::tasks::conflict;
-use super::together::{Job, one_fails_alone};
+use super::together::{Job, isolate_failures};
 use super::{Error, Result, Service, no_task};
 use crate::domain::lifecycle::{self, Event, Report, Transition, decide};
-use crate::domain::patch::{Patch, Progress};
+use crate::domain::patch::{HeartbeatRequest, Patch};
 use crate::domain::task::{Flags, Task};
-use crate::domain::view::WholeTask;
-use crate::store::lock::Locked;
-use crate::store::progress::{self, Sign};
+use crate::domain::view::TaskDetails;
+use crate::store::lock::LockedTasks;
+use crate::store::progress::{self, Heartbeat};
 use crate::store::{self, Actor, Patience, Session, Tx, attempts, dead_ends, lock, query, transitions, whole};
 
 /// How often a change is left to a lane. Whoever has its task locked has done so for a moment, mostly to write that it was
 /// started; a transaction and a connection of its own is for what is locked for longer.
-const TIMES_TOGETHER: usize = 3;
+const GROUP_TRIES: usize = 3;
 
 /// A `PATCH` and on whose behalf it is.
 #[derive(Clone, Debug)]
@@ -37,9 +37,9 @@ impl Job for Change {
     }
 }
 
-impl Job for Sign {
+impl Job for Heartbeat {
     /// Several about one run are added up.
-    fn joins(&self, others: &[Sign]) -> bool {
+    fn joins(&self, others: &[Heartbeat]) -> bool {
         others.iter().all(|other| other.id != self.id || other.run == self.run)
     }
 }
@@ -48,7 +48,7 @@ impl Job for Sign {
 #[derive(Debug)]
 pub enum Done {
     /// As it now is.
-    Task(Box<WholeTask>),
+    Task(Box<TaskDetails>),
     /// It is changed, and too large to be read with the others.
     Changed,
     Refused(Box<Task>),
@@ -64,10 +64,10 @@ enum Outcome {
 
 impl Service {
     /// What a worker reports, or somebody changes.
-    pub async fn patch(&self, id: Uuid, patch: Patch) -> Result<WholeTask> {
+    pub async fn patch(&self, id: Uuid, patch: Patch) -> Result<TaskDetails> {
         let run = patch.run;
         let job = Change { id, patch, actor: self.actor.clone() };
-        for _ in 0..TIMES_TOGETHER {
+        for _ in 0..GROUP_TRIES {
             match self.lanes.changes.submit(job.clone(), |jobs| self.change(jobs)).await {
                 Ok(Some(done)) => return self.done(id, done, run).await,
                 Ok(None) => {}
@@ -79,30 +79,35 @@ impl Service {
         self.done(id, done, run).await
     }
 
-    /// A sign of life, durable when this returns.
-    pub async fn progress(&self, id: Uuid, run: Option<i32>, counters: Progress) -> Result<()> {
-        let Progress { success, failures } = counters;
-        let sign = Sign { id, run, success, failures, expected_count: None, priority: None };
-        if written(self.lanes.signs.submit(sign.clone(), |signs| self.sign(signs)).await)?
-            || written(self.lanes.bound_signs.submit(sign.clone(), |signs| self.sign_bound(signs)).await)?
-            || self.sign_waiting(&sign).await?
+    /// A heartbeat, durable when this returns.
+    pub async fn progress(&self, id: Uuid, run: Option<i32>, counters: HeartbeatRequest) -> Result<()> {
+        let HeartbeatRequest { success, failures } = counters;
+        let heartbeat = Heartbeat { id, run, success, failures, expected_count: None, priority: None };
+        if written(
+            self.lanes.heartbeats.submit(heartbeat.clone(), |heartbeats| self.record_heartbeats(heartbeats)).await,
+        )? || written(
+            self.lanes
+                .slot_heartbeats
+                .submit(heartbeat.clone(), |heartbeats| self.record_slot_heartbeats(heartbeats))
+                .await,
+        )? || self.heartbeat_waiting(&heartbeat).await?
         {
             return Ok(());
         }
-        let (status, current) = query::standing(&self.store, id).await?.ok_or_else(|| no_task(id))?;
+        let (status, current) = query::status_and_run(&self.store, id).await?.ok_or_else(|| no_task(id))?;
         Err(conflict(status, current, run))
     }
 
     /// Waits for whoever holds the task, or the slots that it occupies. If that takes too long, at least that its worker
     /// lives is noted: it must not time out while it tries.
-    async fn sign_waiting(&self, sign: &Sign) -> store::Result<bool> {
-        let error = match Box::pin(self.store.waiting(|session| self.sign_alone(session, sign))).await {
+    async fn heartbeat_waiting(&self, heartbeat: &Heartbeat) -> store::Result<bool> {
+        let error = match Box::pin(self.store.waiting(|session| self.heartbeat_alone(session, heartbeat))).await {
             Err(error) if error.is_busy() => error,
             result => return result,
         };
         let touch = |session: Session| async move {
             let mut tx = self.begin(&session).await?;
-            progress::touch(&mut tx, sign.id, sign.run).await?;
+            progress::touch(&mut tx, heartbeat.id, heartbeat.run).await?;
             tx.commit().await
         };
         self.store.retrying(Patience::Least, touch).await?;
@@ -110,14 +115,14 @@ impl Service {
     }
 
     /// The answer, with the task read again where it was too large to be read with others.
-    async fn done(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<WholeTask> {
+    async fn done(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<TaskDetails> {
         match done {
             Done::Changed => whole::task(&self.store, id).await?.ok_or_else(|| no_task(id)),
             done => self.answer(id, done, run),
         }
     }
 
-    pub(super) fn answer(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<WholeTask> {
+    pub(super) fn answer(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<TaskDetails> {
         match done {
             Done::Task(task) => Ok(*task),
             Done::Refused(task) => Err(conflict(task.status, task.run, run)),
@@ -131,66 +136,69 @@ impl Service {
     }
 
     /// False: it was not written. Its task occupies slots, is in other hands, has ended, is at another run, or is not there.
-    async fn sign(&self, signs: Vec<Sign>) -> Vec<store::Result<bool>> {
-        one_fails_alone(&signs, |signs, patience| {
+    async fn record_heartbeats(&self, heartbeats: Vec<Heartbeat>) -> Vec<store::Result<bool>> {
+        isolate_failures(&heartbeats, |heartbeats, patience| {
             self.store.retrying(patience, move |session| async move {
                 match patience {
-                    Patience::Brief => self.sign_free(session, signs).await,
+                    Patience::Brief => self.heartbeats_without_slots(session, heartbeats).await,
                     // Counters that somebody else holds are settled later, which that statement cannot do.
-                    Patience::Least | Patience::Long => self.sign_bound_free(session, signs).await,
+                    Patience::Least | Patience::Long => self.heartbeats_of_unlocked(session, heartbeats).await,
                 }
             })
         })
         .await
     }
 
-    async fn sign_free(&self, session: Session, signs: &[Sign]) -> store::Result<Vec<bool>> {
+    async fn heartbeats_without_slots(&self, session: Session, heartbeats: &[Heartbeat]) -> store::Result<Vec<bool>> {
         let mut tx = self.begin(&session).await?;
-        let written: HashSet<Uuid> = progress::add_free(&mut tx, &added_up(signs)).await?.into_iter().collect();
+        let written: HashSet<Uuid> =
+            progress::add_without_slots(&mut tx, &added_up(heartbeats)).await?.into_iter().collect();
         tx.commit().await?;
-        Ok(signs.iter().map(|sign| written.contains(&sign.id)).collect())
+        Ok(heartbeats.iter().map(|heartbeat| written.contains(&heartbeat.id)).collect())
     }
 
     /// The same where slots may have to know what is left to do.
-    async fn sign_bound(&self, signs: Vec<Sign>) -> Vec<store::Result<bool>> {
-        one_fails_alone(&signs, |signs, patience| {
-            self.store.retrying(patience, move |session| self.sign_bound_free(session, signs))
+    async fn record_slot_heartbeats(&self, heartbeats: Vec<Heartbeat>) -> Vec<store::Result<bool>> {
+        isolate_failures(&heartbeats, |heartbeats, patience| {
+            self.store.retrying(patience, move |session| self.heartbeats_of_unlocked(session, heartbeats))
         })
         .await
     }
 
-    async fn sign_bound_free(&self, session: Session, signs: &[Sign]) -> store::Result<Vec<bool>> {
+    async fn heartbeats_of_unlocked(&self, session: Session, heartbeats: &[Heartbeat]) -> store::Result<Vec<bool>> {
         let mut tx = self.begin(&session).await?;
-        let free = lock::free(&mut tx, &signs.iter().map(|sign| sign.id).collect::<Vec<_>>()).await?;
-        let sums: Vec<Sign> = added_up(signs).into_iter().filter(|sign| free.contains(&sign.id)).collect();
+        let unlocked =
+            lock::unlocked(&mut tx, &heartbeats.iter().map(|heartbeat| heartbeat.id).collect::<Vec<_>>()).await?;
+        let sums: Vec<Heartbeat> =
+            added_up(heartbeats).into_iter().filter(|heartbeat| unlocked.contains(&heartbeat.id)).collect();
         let written: HashSet<Uuid> = progress::record(&mut tx, &sums).await?.into_iter().collect();
         tx.commit().await?;
-        Ok(signs.iter().map(|sign| written.contains(&sign.id)).collect())
+        Ok(heartbeats.iter().map(|heartbeat| written.contains(&heartbeat.id)).collect())
     }
 
-    async fn sign_alone(&self, session: Session, sign: &Sign) -> store::Result<bool> {
+    async fn heartbeat_alone(&self, session: Session, heartbeat: &Heartbeat) -> store::Result<bool> {
         let mut tx = self.begin(&session).await?;
-        let written = progress::record(&mut tx, std::slice::from_ref(sign)).await?;
+        let written = progress::record(&mut tx, std::slice::from_ref(heartbeat)).await?;
         tx.commit().await?;
         Ok(!written.is_empty())
     }
 
     /// `None`: the task is in other hands, or not there. A lane waits for nobody, or one lock would hold up all.
     async fn change(&self, jobs: Vec<Change>) -> Vec<store::Result<Option<Done>>> {
-        one_fails_alone(&jobs, |jobs, patience| {
-            self.store.retrying(patience, move |session| self.change_free(session, jobs))
+        isolate_failures(&jobs, |jobs, patience| {
+            self.store.retrying(patience, move |session| self.change_unlocked(session, jobs))
         })
         .await
     }
 
-    async fn change_free(&self, session: Session, jobs: &[Change]) -> store::Result<Vec<Option<Done>>> {
+    async fn change_unlocked(&self, session: Session, jobs: &[Change]) -> store::Result<Vec<Option<Done>>> {
         let Some(first) = jobs.first() else { return Ok(Vec::new()) };
         let mut tx = session.begin(first.actor.clone()).await?;
-        let (locked, views) = whole::free(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
-        let free: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
-        let of_free: Vec<&Change> = jobs.iter().filter(|job| free.contains(&job.id)).collect();
-        let mut done = self.change_in(tx, locked, views, &of_free).await?.into_iter();
-        Ok(jobs.iter().map(|job| if free.contains(&job.id) { done.next() } else { None }).collect())
+        let (locked, views) = whole::lock_unlocked(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
+        let unlocked: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
+        let of_unlocked: Vec<&Change> = jobs.iter().filter(|job| unlocked.contains(&job.id)).collect();
+        let mut done = self.change_in(tx, locked, views, &of_unlocked).await?.into_iter();
+        Ok(jobs.iter().map(|job| if unlocked.contains(&job.id) { done.next() } else { None }).collect())
     }
 
     async fn change_alone(&self, session: Session, job: &Change) -> store::Result<Done> {
@@ -203,8 +211,8 @@ impl Service {
     async fn change_in(
         &self,
         mut tx: Tx,
-        locked: Locked,
-        mut views: HashMap<Uuid, WholeTask>,
+        locked: LockedTasks,
+        mut views: HashMap<Uuid, TaskDetails>,
         jobs: &[&Change],
     ) -> store::Result<Vec<Done>> {
         let Some(first) = jobs.first() else {
@@ -226,9 +234,9 @@ impl Service {
             None => Ok(None),
         };
         let ids: Vec<Uuid> = jobs.iter().map(|job| job.id).collect();
-        let locked = dead_ends::widen(&mut tx, locked, decide).await?;
+        let locked = dead_ends::lock_ancestors(&mut tx, locked, decide).await?;
         let tasks: HashMap<Uuid, &Task> = locked.tasks.iter().map(|task| (task.id, task)).collect();
-        let (mut signs, mut decided, mut outcomes) = (Vec::new(), Vec::new(), Vec::with_capacity(jobs.len()));
+        let (mut heartbeats, mut decided, mut outcomes) = (Vec::new(), Vec::new(), Vec::with_capacity(jobs.len()));
         for Change { id, patch, .. } in jobs {
             let Some(task) = tasks.get(id) else {
                 outcomes.push(Outcome::Other(Done::Missing));
@@ -238,7 +246,7 @@ impl Service {
             outcomes.push(match (reports.get(id), decide(task, locked.moment)) {
                 (Some(_), Ok(Some(transition))) => {
                     decided.push(transition);
-                    signs.extend(says_more(patch).then(|| sign(*id, patch)));
+                    heartbeats.extend(says_more(patch).then(|| heartbeat_of(*id, patch)));
                     Outcome::Task
                 }
                 (Some(_), Ok(None)) => Outcome::Task,
@@ -249,17 +257,17 @@ impl Service {
                 }
                 (None, _) if task.status.is_terminal() || patch.run.is_some_and(|run| run != task.run) => refused(),
                 (None, _) => {
-                    signs.push(sign(*id, patch));
+                    heartbeats.push(heartbeat_of(*id, patch));
                     Outcome::Task
                 }
             });
         }
-        if !signs.is_empty() {
-            progress::record(&mut tx, &signs).await?;
+        if !heartbeats.is_empty() {
+            progress::record(&mut tx, &heartbeats).await?;
         }
         // Alone, if there is any.
         if let (Some(metadata), [Outcome::Task]) = (&first.patch.metadata, outcomes.as_slice())
-            && (!decided.is_empty() || !signs.is_empty())
+            && (!decided.is_empty() || !heartbeats.is_empty())
         {
             views.clear();
             let size = progress::merge_metadata(&mut tx, first.id, metadata).await?;
@@ -271,7 +279,7 @@ impl Service {
         transitions::apply(&mut tx, &decided, locked.moment).await?;
         // Mostly nothing but what was decided has changed. Looking for dead ends may have let go of the tasks in between.
         let looked_up = |task: &Task| task.flags.has(Flags::DEAD_END) || task.flags.has(Flags::TELLS_PARENTS);
-        if views.is_empty() || !signs.is_empty() || locked.tasks.iter().any(looked_up) {
+        if views.is_empty() || !heartbeats.is_empty() || locked.tasks.iter().any(looked_up) {
             views = whole::small_tasks_in(&mut tx, &ids).await?;
         } else {
             for task in decided.iter().map(Transition::task) {
@@ -295,20 +303,21 @@ fn written(result: store::Result<bool>) -> store::Result<bool> {
     }
 }
 
-/// One sign for each task. Those about one task are about one run: see [`Job::joins`].
-fn added_up(signs: &[Sign]) -> Vec<Sign> {
-    let mut sums: HashMap<Uuid, Sign> = HashMap::with_capacity(signs.len());
-    for sign in signs {
-        let sum = sums.entry(sign.id).or_insert_with(|| Sign { success: 0, failures: 0, ..sign.clone() });
-        sum.success += sign.success;
-        sum.failures += sign.failures;
+/// One heartbeat for each task. Those about one task are about one run: see [`Job::joins`].
+fn added_up(heartbeats: &[Heartbeat]) -> Vec<Heartbeat> {
+    let mut sums: HashMap<Uuid, Heartbeat> = HashMap::with_capacity(heartbeats.len());
+    for heartbeat in heartbeats {
+        let sum =
+            sums.entry(heartbeat.id).or_insert_with(|| Heartbeat { success: 0, failures: 0, ..heartbeat.clone() });
+        sum.success += heartbeat.success;
+        sum.failures += heartbeat.failures;
     }
     sums.into_values().collect()
 }
 
 /// What a patch adds to counters, and that its worker is alive.
-fn sign(id: Uuid, patch: &Patch) -> Sign {
-    Sign {
+fn heartbeat_of(id: Uuid, patch: &Patch) -> Heartbeat {
+    Heartbeat {
         id,
         run: None,
         success: patch.progress.success,
@@ -318,7 +327,7 @@ fn sign(id: Uuid, patch: &Patch) -> Sign {
     }
 }
 
-/// Than a result, after which nobody needs a sign of life any more.
+/// Than a result, after which nobody needs a heartbeat any more.
 fn says_more(patch: &Patch) -> bool {
-    patch.progress != Progress::default() || patch.expected_count.is_some() || patch.priority.is_some()
+    patch.progress != HeartbeatRequest::default() || patch.expected_count.is_some() || patch.priority.is_some()
 }

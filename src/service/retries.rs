@@ -10,13 +10,13 @@ use crate::domain::patch::RetryRequest;
 use crate::domain::policy::Policy;
 use crate::domain::retry_view::RetryStats;
 use crate::domain::status::Status;
-use crate::domain::view::{AttemptView, Event, KindPolicy, RetriedBatch, RetriedTask, WholeTask};
+use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, TaskDetails, TaskEvent};
 use crate::store::lists::Page;
 use crate::store::revival::Targets;
 use crate::store::{self, Actor, Session, attempts, history, policies, query, retry_stats, revival, whole};
 
 /// How a retry by hand went inside its transaction.
-enum Done {
+enum RetryResult {
     Task(Box<RetriedTask>),
     Batch(RetriedBatch),
     Refused(NoRevival),
@@ -27,9 +27,9 @@ impl Service {
     /// Executes a task again, now, whatever its retries say; a scheduled retry is dropped.
     pub async fn retry_task(&self, id: Uuid, request: &RetryRequest) -> Result<RetriedTask> {
         match self.store.alone(|session| self.retry_task_once(session, id, request)).await? {
-            Done::Task(retried) => Ok(*retried),
-            Done::Refused(why) => Err(self.refusal(id, why).await?),
-            Done::Batch(_) | Done::Missing => Err(no_task(id)),
+            RetryResult::Task(retried) => Ok(*retried),
+            RetryResult::Refused(why) => Err(self.refusal(id, why).await?),
+            RetryResult::Batch(_) | RetryResult::Missing => Err(no_task(id)),
         }
     }
 
@@ -39,19 +39,19 @@ impl Service {
             return Err(no_batch(id));
         }
         match self.store.alone(|session| self.retry_batch_once(session, id, request)).await? {
-            Done::Batch(retried) => Ok(retried),
-            Done::Refused(why) => Err(self.refusal(id, why).await?),
-            Done::Task(_) | Done::Missing => Err(no_batch(id)),
+            RetryResult::Batch(retried) => Ok(retried),
+            RetryResult::Refused(why) => Err(self.refusal(id, why).await?),
+            RetryResult::Task(_) | RetryResult::Missing => Err(no_batch(id)),
         }
     }
 
-    async fn retry_task_once(&self, session: Session, id: Uuid, request: &RetryRequest) -> store::Result<Done> {
+    async fn retry_task_once(&self, session: Session, id: Uuid, request: &RetryRequest) -> store::Result<RetryResult> {
         let mut tx = self.wanted_by(request).begin(&session).await?;
         let decided = match revival::decide(&mut tx, &Targets::Named(id), request.cascade, self.stuck_after).await? {
             Ok(decided) => decided,
             Err(why) => {
                 tx.rollback().await?;
-                return Ok(Done::Refused(why));
+                return Ok(RetryResult::Refused(why));
             }
         };
         decided.apply(&mut tx).await?;
@@ -63,18 +63,18 @@ impl Service {
             tx.commit().await?;
         }
         let revived = ids(&decided.revival.revived);
-        let retried = |task: WholeTask| Box::new(RetriedTask { task, revived, dry_run: request.dry_run });
-        Ok(task.map_or(Done::Missing, |task| Done::Task(retried(task))))
+        let retried = |task: TaskDetails| Box::new(RetriedTask { task, revived, dry_run: request.dry_run });
+        Ok(task.map_or(RetryResult::Missing, |task| RetryResult::Task(retried(task))))
     }
 
-    async fn retry_batch_once(&self, session: Session, id: Uuid, request: &RetryRequest) -> store::Result<Done> {
+    async fn retry_batch_once(&self, session: Session, id: Uuid, request: &RetryRequest) -> store::Result<RetryResult> {
         let mut tx = self.wanted_by(request).begin(&session).await?;
         let failed = Targets::Failed(revival::failed_of_batch(&mut tx, id).await?);
         let decided = match revival::decide(&mut tx, &failed, request.cascade, self.stuck_after).await? {
             Ok(decided) => decided,
             Err(why) => {
                 tx.rollback().await?;
-                return Ok(Done::Refused(why));
+                return Ok(RetryResult::Refused(why));
             }
         };
         decided.apply(&mut tx).await?;
@@ -84,7 +84,7 @@ impl Service {
             tx.commit().await?;
         }
         let (retried, revived) = (ids(&decided.revival.retried), ids(&decided.revival.revived));
-        Ok(Done::Batch(RetriedBatch { batch_id: id, retried, revived, dry_run: request.dry_run }))
+        Ok(RetryResult::Batch(RetriedBatch { batch_id: id, retried, revived, dry_run: request.dry_run }))
     }
 
     /// Whoever the request names, rather than whoever sent it.
@@ -97,7 +97,7 @@ impl Service {
             NoRevival::Refused(task) => (task, None),
             NoRevival::Blocked { task, parent } => (task, Some(parent)),
         };
-        let Some((status, run)) = query::standing(&self.store, task).await? else { return Ok(no_task(id)) };
+        let Some((status, run)) = query::status_and_run(&self.store, task).await? else { return Ok(no_task(id)) };
         let detail = match blocked_by {
             Some(parent) => {
                 format!("task {task} needs the success of task {parent}, which ended badly: retry that one")
@@ -113,7 +113,7 @@ impl Service {
         attempts::of_task(&self.store, id, page, limit).await?.ok_or_else(|| no_task(id))
     }
 
-    pub async fn events(&self, id: Uuid, page: Page<i64>, limit: i64) -> Result<Vec<Event>> {
+    pub async fn events(&self, id: Uuid, page: Page<i64>, limit: i64) -> Result<Vec<TaskEvent>> {
         history::of_task(&self.store, id, page, limit).await?.ok_or_else(|| no_task(id))
     }
 

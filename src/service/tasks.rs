@@ -5,34 +5,34 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::reports::Done;
-use super::together::{Job, one_fails_alone};
+use super::together::{Job, isolate_failures};
 use super::{Error, Result, Service, no_task};
 use crate::domain::lifecycle::{Event, decide};
 use crate::domain::new_task::NewBatch;
 use crate::domain::rules::Rule;
 use crate::domain::task::Task;
-use crate::domain::view::{BasicTask, Timestamp, WholeTask};
-use crate::store::create::{self, Circumstances, New};
-use crate::store::idempotency::{self, Key, Seen};
+use crate::domain::view::{TaskDetails, TaskSummary, Timestamp};
+use crate::store::create::{self, CreationContext, New};
+use crate::store::idempotency::{self, IdempotencyKey, Seen};
 use crate::store::lists::{self, Page, TaskFilter};
 use crate::store::{self, Actor, Session, Tx, dead_ends, fairness, lock, matchers, policies, transitions, whole};
 
 /// New tasks of several requests that are stored by one transaction at most, and about how many bytes.
-const TASKS_TOGETHER: usize = 1000;
-const BYTES_TOGETHER: usize = 4 * 1024 * 1024;
+const TASKS_PER_COMMIT: usize = 1000;
+const BYTES_PER_COMMIT: usize = 4 * 1024 * 1024;
 
 /// A new batch; without tasks nothing was stored.
 #[derive(Debug)]
 pub struct Created {
     pub batch_id: Uuid,
-    pub tasks: Vec<BasicTask>,
+    pub tasks: Vec<TaskSummary>,
 }
 
 /// A batch to be created, and on whose behalf.
 #[derive(Debug)]
 pub struct Creation {
     batch: Arc<NewBatch>,
-    around: Circumstances,
+    around: CreationContext,
     actor: Actor,
 }
 
@@ -43,20 +43,20 @@ impl Creation {
 }
 
 impl Job for Creation {
-    /// The audit trail names one actor per transaction. A large batch gains nothing by company.
+    /// The audit trail names one actor per transaction. A large batch gains nothing in a group.
     fn joins(&self, others: &[Creation]) -> bool {
         let tasks = |creation: &Creation| creation.batch.tasks.len();
         let bytes = |creation: &Creation| creation.batch.bytes;
         others.is_empty()
             || others.iter().all(|other| other.actor == self.actor)
-                && others.iter().map(tasks).sum::<usize>() + tasks(self) <= TASKS_TOGETHER
-                && others.iter().map(bytes).sum::<usize>() + bytes(self) <= BYTES_TOGETHER
+                && others.iter().map(tasks).sum::<usize>() + tasks(self) <= TASKS_PER_COMMIT
+                && others.iter().map(bytes).sum::<usize>() + bytes(self) <= BYTES_PER_COMMIT
     }
 }
 
 impl Service {
     /// With a `key`, the same request again gets the same answer and creates nothing.
-    pub async fn create(&self, batch: NewBatch, key: Option<&Key>) -> Result<Created> {
+    pub async fn create(&self, batch: NewBatch, key: Option<&IdempotencyKey>) -> Result<Created> {
         if batch.tasks.is_empty() && key.is_none() {
             return Ok(Created { batch_id: Uuid::now_v7(), tasks: Vec::new() });
         }
@@ -67,7 +67,7 @@ impl Service {
         let batch = Arc::new(batch);
         let wanted = Creation {
             batch: Arc::clone(&batch),
-            around: Circumstances { defaults, turns },
+            around: CreationContext { defaults, turns },
             actor: self.actor.clone(),
         };
         let compares = batch.tasks.iter().any(|task| !task.dedupe_strategy.is_empty());
@@ -75,11 +75,11 @@ impl Service {
             let created = Box::pin(self.store.alone(|session| self.create_alone(session, &wanted, key))).await?;
             created.ok_or(Error::KeyReused)?
         } else {
-            self.lanes.creations.submit(wanted, |jobs| self.create_together(jobs)).await?
+            self.lanes.creations.submit(wanted, |jobs| self.create_group(jobs)).await?
         };
-        let view = |made: &create::CreatedTask| {
+        let view = |made: &create::StoredTask| {
             let task = &batch.tasks[made.position];
-            BasicTask {
+            TaskSummary {
                 id: made.id,
                 name: task.name.clone(),
                 kind: task.kind.clone(),
@@ -102,8 +102,8 @@ impl Service {
         Ok(Created { batch_id: created.batch_id, tasks })
     }
 
-    async fn create_together(&self, jobs: Vec<Creation>) -> Vec<store::Result<create::Created>> {
-        one_fails_alone(&jobs, |jobs, patience| {
+    async fn create_group(&self, jobs: Vec<Creation>) -> Vec<store::Result<create::StoredBatch>> {
+        isolate_failures(&jobs, |jobs, patience| {
             self.store.retrying(patience, move |session| self.create_once(session, jobs))
         })
         .await
@@ -120,7 +120,7 @@ impl Service {
         Ok(matchers::register(&self.store, &new).await?)
     }
 
-    async fn create_once(&self, session: Session, jobs: &[Creation]) -> store::Result<Vec<create::Created>> {
+    async fn create_once(&self, session: Session, jobs: &[Creation]) -> store::Result<Vec<create::StoredBatch>> {
         let Some(first) = jobs.first() else { return Ok(Vec::new()) };
         let mut tx = session.begin(first.actor.clone()).await?;
         let new: Vec<New> = jobs.iter().map(|job| job.with_id(Uuid::now_v7())).collect();
@@ -135,8 +135,8 @@ impl Service {
         &self,
         session: Session,
         wanted: &Creation,
-        key: Option<&Key>,
-    ) -> store::Result<Option<create::Created>> {
+        key: Option<&IdempotencyKey>,
+    ) -> store::Result<Option<create::StoredBatch>> {
         let mut tx = self.begin(&session).await?;
         let batch_id = Uuid::now_v7();
         let tasks = &wanted.batch.tasks;
@@ -162,36 +162,36 @@ impl Service {
     }
 
     /// With a `run`: only while the task is at that one.
-    pub async fn task(&self, id: Uuid, run: Option<i32>) -> Result<WholeTask> {
+    pub async fn task(&self, id: Uuid, run: Option<i32>) -> Result<TaskDetails> {
         let task = whole::task(&self.store, id).await?.ok_or_else(|| no_task(id))?;
         let (status, current) = (task.basic.status, task.basic.run);
         if run.is_some_and(|run| run != current) { Err(conflict(status, current, run)) } else { Ok(task) }
     }
 
-    pub async fn tasks(&self, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
+    pub async fn tasks(&self, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<TaskSummary>> {
         Ok(lists::tasks(&self.store, filter, page, limit).await?)
     }
 
-    pub async fn cancel(&self, id: Uuid) -> Result<WholeTask> {
+    pub async fn cancel(&self, id: Uuid) -> Result<TaskDetails> {
         self.happened(id, &Event::Canceled).await
     }
 
-    pub async fn pause(&self, id: Uuid) -> Result<WholeTask> {
+    pub async fn pause(&self, id: Uuid) -> Result<TaskDetails> {
         self.happened(id, &Event::Paused).await
     }
 
-    pub async fn resume(&self, id: Uuid) -> Result<WholeTask> {
+    pub async fn resume(&self, id: Uuid) -> Result<TaskDetails> {
         self.happened(id, &Event::Resumed).await
     }
 
-    async fn happened(&self, id: Uuid, event: &Event) -> Result<WholeTask> {
+    async fn happened(&self, id: Uuid, event: &Event) -> Result<TaskDetails> {
         let done = self
             .store
             .alone(|session| async move {
                 let mut tx = self.begin(&session).await?;
                 let decide = |task: &Task, moment| decide(task, event, moment);
                 let locked = lock::by_ids(&mut tx, &[id]).await?;
-                let locked = dead_ends::widen(&mut tx, locked, decide).await?;
+                let locked = dead_ends::lock_ancestors(&mut tx, locked, decide).await?;
                 let Some(task) = locked.tasks.first() else { return refuse(tx, Done::Missing).await };
                 match decide(task, locked.moment) {
                     Err(_) => return refuse(tx, Done::Refused(Box::new(task.clone()))).await,

@@ -16,7 +16,7 @@ use crate::store::{self, Patience, unconditionally};
 /// A lane that is at work for longer waits for somebody else, and nobody is to wait with it.
 const LONG: Duration = Duration::from_millis(50);
 
-/// What can be done together.
+/// What can be done in a group.
 pub trait Job: Send {
     /// Whether it may go into one transaction with these, which were there before it.
     fn joins(&self, others: &[Self]) -> bool
@@ -29,10 +29,10 @@ type Waiting<J, A> = VecDeque<(J, oneshot::Sender<store::Result<A>>)>;
 
 /// A queue of jobs with a few lanes, each of which does one batch at a time.
 #[derive(Debug)]
-pub struct Together<J, A> {
+pub struct GroupCommit<J, A> {
     queue: Mutex<Queue<J, A>>,
     /// Somebody waits, and a lane has become free, or is free and wants more of them.
-    free: Notify,
+    lane_freed: Notify,
     lanes: usize,
     most: usize,
 }
@@ -44,12 +44,12 @@ struct Queue<J, A> {
     busy: VecDeque<Instant>,
     in_work: usize,
     /// How many jobs there have been at a time, lately.
-    crowd: usize,
+    recent_load: usize,
 }
 
 /// A lane that is in use until this is dropped, however that comes about.
 struct Lane<'a, J, A> {
-    of: &'a Together<J, A>,
+    of: &'a GroupCommit<J, A>,
     since: Instant,
     jobs: usize,
 }
@@ -62,34 +62,34 @@ impl<J, A> Drop for Lane<'_, J, A> {
         }
         queue.in_work -= self.jobs;
         if !queue.waiting.is_empty() {
-            self.of.free.notify_one();
+            self.of.lane_freed.notify_one();
         }
     }
 }
 
 impl<J, A> Queue<J, A> {
-    /// While one lane is at work the next one begins when its share of the crowd is there. Whoever comes first after a
+    /// While one lane is at work the next one begins when its share of the recent load is there. Whoever comes first after a
     /// batch was answered would go alone, and those right behind it with the batch after: with 64 clients a transaction
     /// held 20 reports instead of 32, and a fifth fewer were made. But not if that one takes long.
     fn may_begin(&self, lanes: usize) -> bool {
-        let company = match self.busy.front() {
-            Some(first) if first.elapsed() < LONG => self.crowd.div_ceil(lanes).max(1),
+        let enough = match self.busy.front() {
+            Some(first) if first.elapsed() < LONG => self.recent_load.div_ceil(lanes).max(1),
             _ => 1,
         };
-        self.busy.len() < lanes && self.waiting.len() >= company
+        self.busy.len() < lanes && self.waiting.len() >= enough
     }
 
     /// A lane is free for those who wait, as soon as they are more, or have waited for long.
-    fn wants_company(&self, lanes: usize) -> bool {
+    fn is_gathering(&self, lanes: usize) -> bool {
         self.busy.len() < lanes && !self.waiting.is_empty()
     }
 }
 
-impl<J: Job, A> Together<J, A> {
+impl<J: Job, A> GroupCommit<J, A> {
     /// `most` jobs go into one batch.
-    pub fn new(lanes: usize, most: usize) -> Together<J, A> {
-        let queue = Queue { waiting: VecDeque::new(), busy: VecDeque::new(), in_work: 0, crowd: 0 };
-        Together { queue: Mutex::new(queue), free: Notify::new(), lanes, most }
+    pub fn new(lanes: usize, most: usize) -> GroupCommit<J, A> {
+        let queue = Queue { waiting: VecDeque::new(), busy: VecDeque::new(), in_work: 0, recent_load: 0 };
+        GroupCommit { queue: Mutex::new(queue), lane_freed: Notify::new(), lanes, most }
     }
 
     /// Has `job` done by `work`, alone or with others; `work` answers them in their order.
@@ -122,12 +122,12 @@ impl<J: Job, A> Together<J, A> {
                 }
                 drop(lane);
             }
-            let watch = looks && self.queue().wants_company(self.lanes);
+            let watch = looks && self.queue().is_gathering(self.lanes);
             tokio::select! {
                 biased;
                 // Whoever was to do it may have broken down.
                 answer = &mut told => return answer.unwrap_or_else(|_| Err(store::Error::broken_off())),
-                () = self.free.notified() => looks = true,
+                () = self.lane_freed.notified() => looks = true,
                 () = tokio::time::sleep(LONG), if watch => {}
             }
         }
@@ -140,8 +140,9 @@ impl<J: Job, A> Together<J, A> {
         if !queue.may_begin(self.lanes) {
             return None;
         }
-        queue.crowd = (queue.waiting.len() + queue.in_work).max(queue.crowd - queue.crowd.div_ceil(16));
-        let most = queue.crowd.div_ceil(self.lanes).min(self.most);
+        queue.recent_load =
+            (queue.waiting.len() + queue.in_work).max(queue.recent_load - queue.recent_load.div_ceil(16));
+        let most = queue.recent_load.div_ceil(self.lanes).min(self.most);
         let mut jobs: Vec<J> = Vec::new();
         let (mut tell, mut left) = (Vec::new(), VecDeque::new());
         while jobs.len() < most
@@ -159,23 +160,23 @@ impl<J: Job, A> Together<J, A> {
         let since = Instant::now();
         queue.busy.push_back(since);
         queue.in_work += jobs.len();
-        if queue.wants_company(self.lanes) {
-            self.free.notify_one();
+        if queue.is_gathering(self.lanes) {
+            self.lane_freed.notify_one();
         }
         Some((Lane { of: self, since, jobs: jobs.len() }, jobs.into_iter().zip(tell).collect()))
     }
 }
 
-impl<J, A> Together<J, A> {
+impl<J, A> GroupCommit<J, A> {
     fn queue(&self) -> MutexGuard<'_, Queue<J, A>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Does all of them together. If that fails for another reason than that there is no database, each is done for itself:
+/// Does all of them in one go. If that fails for another reason than that there is no database, each is done for itself:
 /// one that cannot be done must not keep the others. One that needs what somebody else holds is not waited for. It fails
 /// as busy, and may go on by itself.
-pub async fn one_fails_alone<'a, J, A, Fut>(
+pub async fn isolate_failures<'a, J, A, Fut>(
     jobs: &'a [J],
     work: impl Fn(&'a [J], Patience) -> Fut,
 ) -> Vec<store::Result<A>>
@@ -238,10 +239,10 @@ mod tests {
 
     #[tokio::test]
     async fn everybody_gets_the_own_answer() {
-        let together = Together::new(1, 10);
+        let group = GroupCommit::new(1, 10);
         let batches = AtomicUsize::new(0);
         let all = (0..100).map(|n| {
-            together.submit(Number(n), |jobs: Vec<Number>| {
+            group.submit(Number(n), |jobs: Vec<Number>| {
                 assert!(jobs.len() <= 10 && jobs.iter().all(|job| job.0 % 2 == jobs[0].0 % 2), "{jobs:?}");
                 batches.fetch_add(1, Ordering::Relaxed);
                 double(jobs)
@@ -254,9 +255,9 @@ mod tests {
 
     #[tokio::test]
     async fn one_alone_waits_for_nobody() {
-        let together = Together::new(2, 10);
+        let group = GroupCommit::new(2, 10);
         for n in 0..3 {
-            let answer = together.submit(Number(n), |jobs: Vec<Number>| {
+            let answer = group.submit(Number(n), |jobs: Vec<Number>| {
                 assert_eq!(jobs.len(), 1);
                 double(jobs)
             });
@@ -266,16 +267,16 @@ mod tests {
 
     #[tokio::test]
     async fn the_same_again_goes_into_the_next_batch() {
-        let together = Together::new(1, 10);
-        let all = [4, 4, 6, 4].map(|n| together.submit(Number(n), double));
+        let group = GroupCommit::new(1, 10);
+        let all = [4, 4, 6, 4].map(|n| group.submit(Number(n), double));
         assert_eq!(numbers(join_all(all).await), [8, 8, 12, 8]);
     }
 
     #[tokio::test]
     async fn where_there_is_no_database_nobody_waits_for_it_in_turn() {
-        let (together, tried) = (Together::new(1, 10), AtomicUsize::new(0));
+        let (group, tried) = (GroupCommit::new(1, 10), AtomicUsize::new(0));
         let all = [4; 20].map(|n| {
-            together.submit(Number(n), async |jobs: Vec<Number>| {
+            group.submit(Number(n), async |jobs: Vec<Number>| {
                 tried.fetch_add(1, Ordering::Relaxed);
                 tokio::task::yield_now().await;
                 jobs.iter().map(|_| Err::<u32, _>(store::Error::broken_off())).collect()
@@ -287,16 +288,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_lane_that_does_not_end_keeps_nobody_from_the_other() {
-        let together = Arc::new(Together::new(2, 200));
-        let crowd = (0..64).map(|n| together.submit(Number(n * 2), double));
-        assert_eq!(join_all(crowd).await.len(), 64);
-        let stuck = Arc::clone(&together);
+        let group = Arc::new(GroupCommit::new(2, 200));
+        let recent_load = (0..64).map(|n| group.submit(Number(n * 2), double));
+        assert_eq!(join_all(recent_load).await.len(), 64);
+        let stuck = Arc::clone(&group);
         let stuck =
             tokio::spawn(async move { stuck.submit(Number(1000), async |_| std::future::pending().await).await });
         tokio::task::yield_now().await;
-        assert_eq!(together.queue().busy.len(), 1);
+        assert_eq!(group.queue().busy.len(), 1);
         for _ in 0..3 {
-            let few = join_all((0..10).map(|n| together.submit(Number(n * 2), double)));
+            let few = join_all((0..10).map(|n| group.submit(Number(n * 2), double)));
             let done = tokio::time::timeout(Duration::from_secs(1), few).await.expect("a lane is free");
             assert_eq!(numbers(done), (0..10).map(|n| n * 4).collect::<Vec<_>>());
         }
@@ -305,15 +306,15 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn if_one_breaks_down_the_others_go_on() {
-        let together = Arc::new(Together::new(1, 1));
+        let group = Arc::new(GroupCommit::new(1, 1));
         let all = (0..20).map(|n| {
-            let together = Arc::clone(&together);
+            let group = Arc::clone(&group);
             tokio::spawn(async move {
                 let work = |jobs: Vec<Number>| {
                     assert!(jobs[0].0 != 7, "it was to be so");
                     double(jobs)
                 };
-                together.submit(Number(n), work).await
+                group.submit(Number(n), work).await
             })
         });
         let mut broken = 0;

@@ -71,7 +71,7 @@ async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i32>, limit: i64) -> Result<Opt
         Page::Offset(offset) => (-1, offset),
     };
     let rows = sqlx::query_as!(
-        Row,
+        AttemptRow,
         "select run, attempt, retry_type, instance, started_at, ended_at, outcome, failure_type, error, http_status,
                 delay_ms, jitter_ms, next_retry_at, reason
          from attempt where task_id = $1 and run > $2 order by run limit $3 offset $4",
@@ -87,7 +87,7 @@ async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i32>, limit: i64) -> Result<Opt
             sqlx::query_scalar!("select id from task where id = $1", id).fetch_optional(tx.conn().await?).await?;
         return Ok(known.map(|_| Vec::new()));
     }
-    let view = |row: Row| AttemptView {
+    let view = |row: AttemptRow| AttemptView {
         run: row.run,
         attempt: row.attempt,
         retry_type: row.retry_type,
@@ -106,7 +106,7 @@ async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i32>, limit: i64) -> Result<Opt
     Ok(Some(rows.into_iter().map(view).collect()))
 }
 
-struct Row {
+struct AttemptRow {
     run: i32,
     attempt: i16,
     retry_type: Option<String>,

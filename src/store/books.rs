@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::settle::Sums;
+use super::settle::SumDeltas;
 use super::{Actor, Error, Patience, Result, Session, Store, Tx, derived, lock, transitions};
 use crate::domain::lifecycle::{Event, decide};
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Book {
+pub enum Counter {
     /// Slots of rules against the tasks that execute.
     Slots,
     /// Parked tasks against the gates they wait for.
-    Parkings,
+    BlockedGroups,
     /// The counters of batches against their tasks.
     Batches,
     /// How many parents a task waits for against its open parents.
@@ -29,17 +29,18 @@ pub enum Book {
     Derived,
 }
 
-impl Book {
-    pub const ALL: [Book; 6] = [Book::Slots, Book::Parkings, Book::Batches, Book::Waiting, Book::Totals, Book::Derived];
+impl Counter {
+    pub const ALL: [Counter; 6] =
+        [Counter::Slots, Counter::BlockedGroups, Counter::Batches, Counter::Waiting, Counter::Totals, Counter::Derived];
 
     pub const fn as_str(self) -> &'static str {
         match self {
-            Book::Slots => "slots",
-            Book::Parkings => "parkings",
-            Book::Batches => "batches",
-            Book::Waiting => "waiting",
-            Book::Totals => "totals",
-            Book::Derived => "derived",
+            Counter::Slots => "slots",
+            Counter::BlockedGroups => "blocked groups",
+            Counter::Batches => "batches",
+            Counter::Waiting => "waiting",
+            Counter::Totals => "totals",
+            Counter::Derived => "derived",
         }
     }
 }
@@ -47,7 +48,7 @@ impl Book {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Slot(i64),
-    Parking(i64),
+    BlockedGroup(i64),
     Batch(Uuid),
     Task(Uuid),
     Totals,
@@ -57,7 +58,7 @@ pub(super) enum Entry {
 /// A counter, or a derived column, that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    pub book: Book,
+    pub counter: Counter,
     pub(super) entry: Entry,
     pub(super) says: String,
     pub(super) is: String,
@@ -65,13 +66,13 @@ pub struct Difference {
 
 impl Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Difference { book, says, is, .. } = self;
+        let Difference { counter, says, is, .. } = self;
         match &self.entry {
-            Entry::Slot(id) | Entry::Parking(id) => write!(f, "{}: {id}: says {says}, is {is}", book.as_str()),
+            Entry::Slot(id) | Entry::BlockedGroup(id) => write!(f, "{}: {id}: says {says}, is {is}", counter.as_str()),
             Entry::Batch(id) | Entry::Task(id) | Entry::Derived(id) => {
-                write!(f, "{}: {id}: says {says}, is {is}", book.as_str())
+                write!(f, "{}: {id}: says {says}, is {is}", counter.as_str())
             }
-            Entry::Totals => write!(f, "{}: says {says}, is {is}", book.as_str()),
+            Entry::Totals => write!(f, "{}: says {says}, is {is}", counter.as_str()),
         }
     }
 }
@@ -86,19 +87,19 @@ pub enum Extent {
 }
 
 /// Compares everything in one snapshot; at most a thousand differences of a kind. The server gives up after `limit`.
-pub async fn examine(store: &Store, extent: Extent, limit: Duration) -> Result<Vec<Difference>> {
+pub async fn audit(store: &Store, extent: Extent, limit: Duration) -> Result<Vec<Difference>> {
     store
         .snapshot(limit, async |tx| {
             let mut found = Vec::new();
-            for book in Book::ALL {
-                found.extend(match book {
-                    Book::Slots => slots(tx).await?,
-                    Book::Parkings => parkings(tx).await?,
-                    Book::Batches => batches(tx, extent).await?,
-                    Book::Waiting => waiting(tx).await?,
-                    Book::Totals if extent == Extent::Alive => Vec::new(),
-                    Book::Totals => totals(tx).await?,
-                    Book::Derived => derived::examine(tx, extent).await?,
+            for counter in Counter::ALL {
+                found.extend(match counter {
+                    Counter::Slots => slots(tx).await?,
+                    Counter::BlockedGroups => blocked_groups(tx).await?,
+                    Counter::Batches => batches(tx, extent).await?,
+                    Counter::Waiting => waiting(tx).await?,
+                    Counter::Totals if extent == Extent::Alive => Vec::new(),
+                    Counter::Totals => totals(tx).await?,
+                    Counter::Derived => derived::audit(tx, extent).await?,
                 });
             }
             Ok(found)
@@ -121,14 +122,14 @@ async fn slots(tx: &mut Tx) -> Result<Vec<Difference>> {
     .fetch_all(tx.conn().await?)
     .await?;
     let shown = |used: i64, load: i64| format!("{used} tasks with {load} to do");
-    let difference = |id, says, is| Difference { book: Book::Slots, entry: Entry::Slot(id), says, is };
+    let difference = |id, says, is| Difference { counter: Counter::Slots, entry: Entry::Slot(id), says, is };
     Ok(rows
         .into_iter()
         .map(|row| difference(row.id, shown(row.used.into(), row.load), shown(row.is_used, row.is_load)))
         .collect())
 }
 
-async fn parkings(tx: &mut Tx) -> Result<Vec<Difference>> {
+async fn blocked_groups(tx: &mut Tx) -> Result<Vec<Difference>> {
     let rows = sqlx::query!(
         r#"select t.parked_on as "id!", count(*) as "tasks!", min(p.state) as state
            from task t left join parking p on p.id = t.parked_on
@@ -149,8 +150,8 @@ async fn parkings(tx: &mut Tx) -> Result<Vec<Difference>> {
     Ok(rows
         .into_iter()
         .map(|row| Difference {
-            book: Book::Parkings,
-            entry: Entry::Parking(row.id),
+            counter: Counter::BlockedGroups,
+            entry: Entry::BlockedGroup(row.id),
             says: says(row.state).into(),
             is: format!("{} tasks that nobody looks at", row.tasks),
         })
@@ -194,7 +195,7 @@ async fn batches(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
     Ok(rows
         .into_iter()
         .map(|row| Difference {
-            book: Book::Batches,
+            counter: Counter::Batches,
             entry: Entry::Batch(row.id),
             says: shown(&row.says, row.complete),
             is: shown(&row.is, row.is.iter().take(6).all(|n| *n == 0)),
@@ -219,7 +220,7 @@ async fn waiting(tx: &mut Tx) -> Result<Vec<Difference>> {
     Ok(rows
         .into_iter()
         .map(|row| Difference {
-            book: Book::Waiting,
+            counter: Counter::Waiting,
             entry: Entry::Task(row.id),
             says: row.wait_count.to_string(),
             is: row.open.to_string(),
@@ -229,8 +230,12 @@ async fn waiting(tx: &mut Tx) -> Result<Vec<Difference>> {
 
 async fn totals(tx: &mut Tx) -> Result<Vec<Difference>> {
     let (says, is) = count_totals(tx).await?;
-    let difference =
-        || Difference { book: Book::Totals, entry: Entry::Totals, says: format!("{says:?}"), is: format!("{is:?}") };
+    let difference = || Difference {
+        counter: Counter::Totals,
+        entry: Entry::Totals,
+        says: format!("{says:?}"),
+        is: format!("{is:?}"),
+    };
     Ok((says != is).then(difference).into_iter().collect())
 }
 
@@ -249,31 +254,31 @@ async fn count_totals(tx: &mut Tx) -> Result<(Vec<i64>, Vec<i64>)> {
     Ok((row.says, row.is))
 }
 
-/// Mends what `examine` has found: each counter in a transaction of its own, derived columns all at once, in chunks.
-pub async fn mend(store: &Store, found: &[Difference]) -> Result<()> {
-    if found.iter().any(|difference| difference.book == Book::Derived) {
-        derived::mend(store).await?;
+/// Mends what `audit` has found: each counter in a transaction of its own, derived columns all at once, in chunks.
+pub async fn repair(store: &Store, found: &[Difference]) -> Result<()> {
+    if found.iter().any(|difference| difference.counter == Counter::Derived) {
+        derived::repair(store).await?;
     }
-    for difference in found.iter().filter(|difference| difference.book != Book::Derived) {
-        store.retrying(Patience::Long, |session| mend_one(session, &difference.entry)).await?;
+    for difference in found.iter().filter(|difference| difference.counter != Counter::Derived) {
+        store.retrying(Patience::Long, |session| repair_one(session, &difference.entry)).await?;
     }
     Ok(())
 }
 
-async fn mend_one(session: Session, entry: &Entry) -> Result<()> {
+async fn repair_one(session: Session, entry: &Entry) -> Result<()> {
     let mut tx = session.begin(Actor::Loop("doctor")).await?;
     match entry {
-        Entry::Slot(id) => mend_slot(&mut tx, *id).await?,
-        Entry::Parking(id) => mend_parking(&mut tx, *id).await?,
-        Entry::Batch(id) => mend_batch(&mut tx, *id).await?,
-        Entry::Task(id) => mend_waiting(&mut tx, *id).await?,
-        Entry::Totals => mend_totals(&mut tx).await?,
+        Entry::Slot(id) => repair_slot(&mut tx, *id).await?,
+        Entry::BlockedGroup(id) => repair_blocked_group(&mut tx, *id).await?,
+        Entry::Batch(id) => repair_batch(&mut tx, *id).await?,
+        Entry::Task(id) => repair_waiting(&mut tx, *id).await?,
+        Entry::Totals => repair_totals(&mut tx).await?,
         Entry::Derived(_) => {}
     }
     tx.commit().await
 }
 
-async fn mend_slot(tx: &mut Tx, id: i64) -> Result<()> {
+async fn repair_slot(tx: &mut Tx, id: i64) -> Result<()> {
     let says = sqlx::query!("select used, load from slot where id = $1 for update", id)
         .fetch_optional(tx.conn().await?)
         .await?;
@@ -291,7 +296,7 @@ async fn mend_slot(tx: &mut Tx, id: i64) -> Result<()> {
 }
 
 /// Those parked where nothing is known go back into the queue, the others are looked at.
-async fn mend_parking(tx: &mut Tx, id: i64) -> Result<()> {
+async fn repair_blocked_group(tx: &mut Tx, id: i64) -> Result<()> {
     let known = sqlx::query!("update parking set state = 2 where id = $1", id).execute(tx.conn().await?).await?;
     if known.rows_affected() == 0 {
         sqlx::query!("update task set parked_on = null where parked_on = $1 and status = 'pending'", id)
@@ -302,7 +307,7 @@ async fn mend_parking(tx: &mut Tx, id: i64) -> Result<()> {
     Ok(())
 }
 
-async fn mend_batch(tx: &mut Tx, id: Uuid) -> Result<()> {
+async fn repair_batch(tx: &mut Tx, id: Uuid) -> Result<()> {
     sqlx::query!("select batch_id from batch_count where batch_id = $1 for update", id)
         .fetch_optional(tx.conn().await?)
         .await?;
@@ -310,13 +315,13 @@ async fn mend_batch(tx: &mut Tx, id: Uuid) -> Result<()> {
     let delta = |i: usize| row.is.get(i).copied().unwrap_or(0) - row.says.get(i).copied().unwrap_or(0);
     let by_status = std::array::from_fn(|i| i32::try_from(delta(i)).unwrap_or(0));
     let reopened = row.complete && row.is.iter().take(6).any(|n| *n > 0);
-    let sums = Sums { success: delta(9), failures: delta(10), expected: delta(11) };
+    let sums = SumDeltas { success: delta(9), failures: delta(10), expected: delta(11) };
     tx.correct_batch(id, by_status, sums, reopened);
     Ok(())
 }
 
 /// By the same decisions as if its parents had ended, or come back, just now.
-async fn mend_waiting(tx: &mut Tx, id: Uuid) -> Result<()> {
+async fn repair_waiting(tx: &mut Tx, id: Uuid) -> Result<()> {
     let locked = lock::by_ids(tx, &[id]).await?;
     let Some(task) = locked.tasks.first() else { return Ok(()) };
     let parents = sqlx::query!(
@@ -338,18 +343,18 @@ async fn mend_waiting(tx: &mut Tx, id: Uuid) -> Result<()> {
 }
 
 /// Both counts are of one snapshot, so nobody has to be kept from counting meanwhile.
-async fn mend_totals(tx: &mut Tx) -> Result<()> {
+async fn repair_totals(tx: &mut Tx) -> Result<()> {
     let (says, is) = count_totals(tx).await?;
     let deltas: Vec<i64> = is.iter().zip(&says).map(|(is, says)| is - says).collect();
     tx.correct_totals(deltas.try_into().map_err(|_| Error::corrupt("counts by status"))?);
     Ok(())
 }
 
-/// How many differences there are, by book.
-pub fn by_book(found: &[Difference]) -> BTreeMap<Book, usize> {
-    let mut counts: BTreeMap<Book, usize> = Book::ALL.into_iter().map(|book| (book, 0)).collect();
+/// How many differences there are, by counter.
+pub fn by_counter(found: &[Difference]) -> BTreeMap<Counter, usize> {
+    let mut counts: BTreeMap<Counter, usize> = Counter::ALL.into_iter().map(|counter| (counter, 0)).collect();
     for difference in found {
-        *counts.entry(difference.book).or_default() += 1;
+        *counts.entry(difference.counter).or_default() += 1;
     }
     counts
 }

@@ -23,14 +23,14 @@ const INSERT_BYTES: usize = 4 * 1024 * 1024;
 
 /// A stored batch: what there is of its tasks, in their order, and when it came into being.
 #[derive(Debug)]
-pub struct Created {
+pub struct StoredBatch {
     pub batch_id: Uuid,
-    pub tasks: Vec<CreatedTask>,
+    pub tasks: Vec<StoredTask>,
     pub created_at: DateTime<Utc>,
 }
 
 #[derive(Debug)]
-pub struct CreatedTask {
+pub struct StoredTask {
     /// In the request.
     pub position: usize,
     pub id: Uuid,
@@ -39,7 +39,7 @@ pub struct CreatedTask {
 
 /// What is known of a batch beside the request.
 #[derive(Clone, Debug)]
-pub struct Circumstances {
+pub struct CreationContext {
     /// The policies of tasks that bring none.
     pub defaults: ByKind,
     /// Whose turn each task is.
@@ -51,7 +51,7 @@ pub struct Circumstances {
 pub struct New<'a> {
     pub id: Uuid,
     pub batch: &'a NewBatch,
-    pub around: &'a Circumstances,
+    pub around: &'a CreationContext,
 }
 
 /// What is stored of it.
@@ -64,12 +64,12 @@ struct Plan<'a> {
 }
 
 /// Stores batches in one go. Those that compare tasks with what is there have to come alone.
-pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<Created>> {
+pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<StoredBatch>> {
     let mut plans = Vec::with_capacity(new.len());
     for new in new {
         let tasks = &new.batch.tasks;
         let twins = if tasks.iter().any(|task| !task.dedupe_strategy.is_empty()) {
-            dedupe::twins(tx, tasks).await?
+            dedupe::existing_tasks(tx, tasks).await?
         } else {
             Vec::new()
         };
@@ -102,9 +102,8 @@ pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<Created>> {
                 fall(tx, &lost).await?;
             }
         }
-        let made =
-            |(id, task): (&Uuid, &Planned)| CreatedTask { position: task.position, id: *id, status: task.status };
-        created.push(Created { batch_id: new.id, tasks: ids.iter().zip(tasks).map(made).collect(), created_at });
+        let made = |(id, task): (&Uuid, &Planned)| StoredTask { position: task.position, id: *id, status: task.status };
+        created.push(StoredBatch { batch_id: new.id, tasks: ids.iter().zip(tasks).map(made).collect(), created_at });
     }
     tx.count("reprise_tasks_created_total", vec![], plans.iter().map(|plan| plan.ids.len() as u64).sum());
     Ok(created)
@@ -112,7 +111,7 @@ pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<Created>> {
 
 /// Tasks of other batches that new ones depend on, in the order of their ids.
 fn parents_elsewhere(planned: &[Planned]) -> Vec<Uuid> {
-    let there = |parent: &Parent| if let Parent::There(twin) = parent { Some(twin.id) } else { None };
+    let there = |parent: &Parent| if let Parent::Existing(twin) = parent { Some(twin.id) } else { None };
     let ids: BTreeSet<Uuid> = planned.iter().flat_map(|task| task.parents.keys()).filter_map(there).collect();
     ids.into_iter().collect()
 }
@@ -303,7 +302,7 @@ async fn insert_links(tx: &mut Tx, plans: &[Plan<'_>]) -> Result<()> {
             for (parent, requires_success) in &task.parents {
                 parents.push(match parent {
                     Parent::New(at) => ids[*at],
-                    Parent::There(twin) => twin.id,
+                    Parent::Existing(twin) => twin.id,
                 });
                 children.push(*child);
                 required.push(*requires_success);

@@ -8,9 +8,9 @@
 //! - Deadlocks are no part of the normal course. Whoever ends a parent holds it and wants its children; whoever ends
 //!   another parent of such a child would hold the child and want the first one. With many parents of one child that
 //!   would be the rule, and each time a second goes by before the server notices. So those who are about to end tasks
-//!   badly call [`widen`] before they write anything: if ancestors may fall, they give back what they have locked and
+//!   badly call [`lock_ancestors`] before they write anything: if ancestors may fall, they give back what they have locked and
 //!   lock all that the end can reach, up and down, in the order of ids. What has changed between the two shows when
-//!   they decide again, and a link that `widen` did not see yet costs a deadlock at worst, which is repeated.
+//!   they decide again, and a link that `lock_ancestors` did not see yet costs a deadlock at worst, which is repeated.
 //!
 //! Batches without dead ends pay for none of it: the flags of the tasks say so.
 
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use uuid::Uuid;
 
-use super::lock::{self, Locked};
+use super::lock::{self, LockedTasks};
 use super::{Result, Tx};
 use crate::domain::dead_end::{self, Upward};
 use crate::domain::lifecycle::{Decision, Moment, Transition};
@@ -26,7 +26,11 @@ use crate::domain::task::{Flags, Task};
 
 /// Locks all that the end of these tasks can reach, if `decide` is about to end one of them badly and ancestors of
 /// what then falls are alive. Nothing may have been written yet. The rows may be others than before: decide again.
-pub async fn widen(tx: &mut Tx, locked: Locked, decide: impl Fn(&Task, Moment) -> Decision) -> Result<Locked> {
+pub async fn lock_ancestors(
+    tx: &mut Tx,
+    locked: LockedTasks,
+    decide: impl Fn(&Task, Moment) -> Decision,
+) -> Result<LockedTasks> {
     let reaches = |task: &Task| {
         task.flags.has(Flags::TELLS_PARENTS) || task.flags.has(Flags::DEAD_END) && task.flags.has(Flags::HAS_CHILDREN)
     };

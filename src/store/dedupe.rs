@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::lock::{self, read_status};
 use super::{Error, Result, Tx};
-use crate::domain::dedupe::Twin;
+use crate::domain::dedupe::ExistingTask;
 use crate::domain::matcher;
 use crate::domain::new_task::NewTask;
 use crate::domain::status::Status;
@@ -26,7 +26,7 @@ const MANY: usize = 50;
 
 /// For each new task the one that is there already, if there is one. Those that new tasks may come to depend on are
 /// locked, and told as they are under the lock: they cannot end before the new links are seen.
-pub(super) async fn twins(tx: &mut Tx, tasks: &[NewTask]) -> Result<Vec<Option<Twin>>> {
+pub(super) async fn existing_tasks(tx: &mut Tx, tasks: &[NewTask]) -> Result<Vec<Option<ExistingTask>>> {
     let mut looks = Looks::default();
     let wanted: Vec<Vec<usize>> = tasks.iter().map(|task| looks.of(task)).collect();
     if looks.len() >= MANY {
@@ -35,8 +35,9 @@ pub(super) async fn twins(tx: &mut Tx, tasks: &[NewTask]) -> Result<Vec<Option<T
     lock_keys(tx, tasks).await?;
     // A statement of its own: its snapshot is taken when the locks are held.
     let found = looks.find(tx).await?;
-    let best = |numbers: &Vec<usize>| Twin::best(numbers.iter().filter_map(|number| found.get(number).copied()));
-    let mut twins: Vec<Option<Twin>> = wanted.iter().map(best).collect();
+    let best =
+        |numbers: &Vec<usize>| ExistingTask::best(numbers.iter().filter_map(|number| found.get(number).copied()));
+    let mut twins: Vec<Option<ExistingTask>> = wanted.iter().map(best).collect();
     lock_parents(tx, tasks, &mut twins).await?;
     Ok(twins)
 }
@@ -96,7 +97,7 @@ impl<'a> Looks<'a> {
     /// The numbers of the looks for this task.
     fn of(&mut self, task: &'a NewTask) -> Vec<usize> {
         let metadata = task.metadata.as_ref();
-        let look = |matcher: &'a matcher::Matcher| {
+        let look = |matcher: &'a matcher::DedupeMatcher| {
             let key = matcher::key(&matcher.kind, &matcher.fields, metadata)?;
             let next = self.numbers.len();
             let number = *self.numbers.entry((key, matcher.status)).or_insert(next);
@@ -111,7 +112,7 @@ impl<'a> Looks<'a> {
     }
 
     /// For each number the newest task that was found.
-    async fn find(&self, tx: &mut Tx) -> Result<HashMap<usize, Twin>> {
+    async fn find(&self, tx: &mut Tx) -> Result<HashMap<usize, ExistingTask>> {
         // Containment is what the index knows; whether the values are equal is looked at after that. `offset 0` keeps
         // the planner from going through all tasks of the kind, or through all tasks, hoping to meet one soon.
         let rows = sqlx::query!(
@@ -144,7 +145,7 @@ impl<'a> Looks<'a> {
         let twin = |number: i64, id: Uuid, status: &str| {
             // PostgreSQL counts from 1.
             let number = usize::try_from(number - 1).map_err(Error::corrupt)?;
-            Ok((number, Twin { id, status: read_status(status)? }))
+            Ok((number, ExistingTask { id, status: read_status(status)? }))
         };
         rows.into_iter().map(|row| twin(row.number, row.id, &row.status)).collect()
     }
@@ -152,8 +153,8 @@ impl<'a> Looks<'a> {
 
 /// Locks what new tasks may come to depend on. It stays the twin whatever has become of it since it was found, unless
 /// it was deleted: then all is done again.
-async fn lock_parents(tx: &mut Tx, tasks: &[NewTask], twins: &mut [Option<Twin>]) -> Result<()> {
-    let parents: Vec<&mut Twin> =
+async fn lock_parents(tx: &mut Tx, tasks: &[NewTask], twins: &mut [Option<ExistingTask>]) -> Result<()> {
+    let parents: Vec<&mut ExistingTask> =
         tasks.iter().zip(twins).filter(|(task, _)| task.has_children).filter_map(|(_, twin)| twin.as_mut()).collect();
     if parents.is_empty() {
         return Ok(());

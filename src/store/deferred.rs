@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use uuid::Uuid;
 
-use super::settle::{Delta, Sums};
+use super::settle::{BatchDelta, SumDeltas};
 use super::{Actor, Result, Session, Tx};
 use crate::wake::Hints;
 
@@ -17,12 +17,12 @@ use crate::wake::Hints;
 const LIMIT: i64 = 100;
 
 /// Takes the batches whose counters somebody else holds out of `batches` and stores their part.
-pub(super) async fn put_aside(tx: &mut Tx, batches: &mut BTreeMap<Uuid, Delta>, hints: &mut Hints) -> Result<()> {
+pub(super) async fn defer(tx: &mut Tx, batches: &mut BTreeMap<Uuid, BatchDelta>, hints: &mut Hints) -> Result<()> {
     let later: Vec<Uuid> = batches.iter().filter(|(_, delta)| delta.alive() <= 0).map(|(id, _)| *id).collect();
     if later.is_empty() {
         return Ok(());
     }
-    let free: HashSet<Uuid> = sqlx::query_scalar!(
+    let unlocked: HashSet<Uuid> = sqlx::query_scalar!(
         "select batch_id from batch_count where batch_id = any($1) order by batch_id for update skip locked",
         &later
     )
@@ -30,8 +30,8 @@ pub(super) async fn put_aside(tx: &mut Tx, batches: &mut BTreeMap<Uuid, Delta>, 
     .await?
     .into_iter()
     .collect();
-    let busy = later.into_iter().filter(|id| !free.contains(id));
-    let busy: Vec<(Uuid, Delta)> = busy.filter_map(|id| batches.remove_entry(&id)).collect();
+    let busy = later.into_iter().filter(|id| !unlocked.contains(id));
+    let busy: Vec<(Uuid, BatchDelta)> = busy.filter_map(|id| batches.remove_entry(&id)).collect();
     if !busy.is_empty() {
         hints.add(Hints::COUNTERS);
         leave(tx, &busy).await?;
@@ -41,21 +41,22 @@ pub(super) async fn put_aside(tx: &mut Tx, batches: &mut BTreeMap<Uuid, Delta>, 
 
 /// Of these batches, those whose own rows nobody else holds. The others are looked at again later.
 pub(super) async fn completable(tx: &mut Tx, ids: &[Uuid], hints: &mut Hints) -> Result<Vec<Uuid>> {
-    let free = sqlx::query_scalar!("select id from batch where id = any($1) order by id for update skip locked", ids)
-        .fetch_all(tx.conn().await?)
-        .await?;
-    let busy = ids.iter().filter(|id| !free.contains(id));
-    let busy: Vec<(Uuid, Delta)> = busy.map(|id| (*id, Delta::default())).collect();
+    let unlocked =
+        sqlx::query_scalar!("select id from batch where id = any($1) order by id for update skip locked", ids)
+            .fetch_all(tx.conn().await?)
+            .await?;
+    let busy = ids.iter().filter(|id| !unlocked.contains(id));
+    let busy: Vec<(Uuid, BatchDelta)> = busy.map(|id| (*id, BatchDelta::default())).collect();
     if !busy.is_empty() {
         hints.add(Hints::COUNTERS);
         leave(tx, &busy).await?;
     }
-    Ok(free)
+    Ok(unlocked)
 }
 
-async fn leave(tx: &mut Tx, batches: &[(Uuid, Delta)]) -> Result<()> {
-    let text = |delta: &Delta| {
-        let Sums { success, failures, expected } = delta.sums;
+async fn leave(tx: &mut Tx, batches: &[(Uuid, BatchDelta)]) -> Result<()> {
+    let text = |delta: &BatchDelta| {
+        let SumDeltas { success, failures, expected } = delta.sums;
         let by_status = delta.by_status.iter().map(|n| i64::from(*n));
         let all: Vec<String> = by_status.chain([success, failures, expected]).map(|n| n.to_string()).collect();
         format!("{{{}}}", all.join(","))
@@ -73,7 +74,7 @@ async fn leave(tx: &mut Tx, batches: &[(Uuid, Delta)]) -> Result<()> {
 
 /// What came of a look at counters that were put aside.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Together {
+pub struct Merged {
     pub batches: u64,
     /// Some are still held by somebody.
     pub left: bool,
@@ -83,7 +84,7 @@ pub struct Together {
 
 /// Adds what was put aside to the counters that nobody holds now, of the batches after `after`, each found by one look into
 /// the index.
-pub async fn bring_together(session: &Session, after: Uuid) -> Result<Together> {
+pub async fn merge(session: &Session, after: Uuid) -> Result<Merged> {
     let mut tx = session.begin(Actor::Loop("counters")).await?;
     let waiting = sqlx::query_scalar!(
         r#"with recursive waiting(id) as (
@@ -100,9 +101,9 @@ pub async fn bring_together(session: &Session, after: Uuid) -> Result<Together> 
     .await?;
     if waiting.is_empty() {
         tx.rollback().await?;
-        return Ok(Together::default());
+        return Ok(Merged::default());
     }
-    let free = sqlx::query_scalar!(
+    let unlocked = sqlx::query_scalar!(
         "select b.id from batch b join batch_count c on c.batch_id = b.id where b.id = any($1)
          order by b.id for update skip locked",
         &waiting
@@ -121,19 +122,19 @@ pub async fn bring_together(session: &Session, after: Uuid) -> Result<Together> 
                sum(deltas[1]), sum(deltas[2]), sum(deltas[3]), sum(deltas[4]), sum(deltas[5]), sum(deltas[6]),
                sum(deltas[7]), sum(deltas[8]), sum(deltas[9]), sum(deltas[10]), sum(deltas[11]), sum(deltas[12])
            ]::bigint[] as "sums!" from gone group by 1 order by 1"#,
-        &free,
+        &unlocked,
         &waiting,
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    for row in rows.iter().filter(|row| free.contains(&row.batch_id)) {
+    for row in rows.iter().filter(|row| unlocked.contains(&row.batch_id)) {
         let at = |i: usize| row.sums.get(i).copied().unwrap_or(0);
         let by_status = std::array::from_fn(|i| i32::try_from(at(i)).unwrap_or(0));
-        let sums = Sums { success: at(9), failures: at(10), expected: at(11) };
+        let sums = SumDeltas { success: at(9), failures: at(10), expected: at(11) };
         tx.correct_batch(row.batch_id, by_status, sums, false);
     }
     tx.commit().await?;
     let full = i64::try_from(waiting.len()).is_ok_and(|count| count == LIMIT);
     let last = waiting.last().copied().filter(|_| full);
-    Ok(Together { batches: rows.len() as u64, left: free.len() < waiting.len(), last })
+    Ok(Merged { batches: rows.len() as u64, left: unlocked.len() < waiting.len(), last })
 }

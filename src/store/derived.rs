@@ -5,14 +5,14 @@
 
 use uuid::Uuid;
 
-use super::books::{Book, Difference, Entry, Extent};
+use super::books::{Counter, Difference, Entry, Extent};
 use super::{Actor, Patience, Result, Session, Store, Tx};
 
 /// Tasks looked at in a transaction that mends.
 const CHUNK: i64 = 10_000;
 
 /// Finds tasks whose derived columns are wrong, at most a thousand.
-pub(super) async fn examine(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
+pub(super) async fn audit(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
     let rows = sqlx::query!(
         r#"select t.id, t.kind_hash, hashtext(s.kind) as "is_kind_hash!", s.timeout_secs,
                   t.timeout_secs as is_timeout_secs
@@ -25,7 +25,7 @@ pub(super) async fn examine(tx: &mut Tx, extent: Extent) -> Result<Vec<Differenc
     .fetch_all(tx.conn().await?)
     .await?;
     let shown = |kind_hash: i32, timeout: i32| format!("kind_hash {kind_hash} and timeout_secs {timeout}");
-    let difference = |id, says, is| Difference { book: Book::Derived, entry: Entry::Derived(id), says, is };
+    let difference = |id, says, is| Difference { counter: Counter::Derived, entry: Entry::Derived(id), says, is };
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -36,16 +36,16 @@ pub(super) async fn examine(tx: &mut Tx, extent: Extent) -> Result<Vec<Differenc
 }
 
 /// Goes through all tasks and mends those that nobody holds. The others are mended the next time.
-pub(super) async fn mend(store: &Store) -> Result<()> {
+pub(super) async fn repair(store: &Store) -> Result<()> {
     let mut after = Uuid::nil();
-    while let Some(last) = store.retrying(Patience::Long, |session| mend_chunk(session, after)).await? {
+    while let Some(last) = store.retrying(Patience::Long, |session| repair_chunk(session, after)).await? {
         after = last;
     }
     Ok(())
 }
 
 /// Answers the last task it looked at; `None` when there are no more.
-async fn mend_chunk(session: Session, after: Uuid) -> Result<Option<Uuid>> {
+async fn repair_chunk(session: Session, after: Uuid) -> Result<Option<Uuid>> {
     let mut tx = session.begin(Actor::Loop("doctor")).await?;
     let last = sqlx::query_scalar!(
         r#"with part as materialized (select id from task where id > $1 order by id limit $2),

@@ -8,7 +8,7 @@ use super::lists::Page;
 use super::lock::read_status;
 use super::{Result, Store, Tx};
 use crate::domain::status::Status;
-use crate::domain::view::{Event, Timestamp};
+use crate::domain::view::{TaskEvent, Timestamp};
 
 /// Tasks that one row tells of at most.
 const PER_ROW: usize = 100;
@@ -33,7 +33,7 @@ pub(super) struct Move {
 }
 
 /// A row to be written: whom it tells of is a part of all ids, counted from one.
-pub(super) struct Row {
+pub(super) struct EventRow {
     pub made: Move,
     pub first: i32,
     pub last: i32,
@@ -49,14 +49,14 @@ impl Trail {
     }
 
     /// The ids of all tasks, and the rows.
-    pub fn rows(&self) -> (Vec<Uuid>, Vec<Row>) {
+    pub fn rows(&self) -> (Vec<Uuid>, Vec<EventRow>) {
         let place = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let (mut ids, mut rows) = (Vec::new(), Vec::new());
         for (made, tasks) in &self.0 {
             for chunk in tasks.chunks(PER_ROW) {
                 let first = place(ids.len() + 1);
                 ids.extend_from_slice(chunk);
-                rows.push(Row { made: made.clone(), first, last: place(ids.len()) });
+                rows.push(EventRow { made: made.clone(), first, last: place(ids.len()) });
             }
         }
         (ids, rows)
@@ -64,11 +64,11 @@ impl Trail {
 }
 
 /// The trail of a task, oldest first; `None` if there is no such task.
-pub async fn of_task(store: &Store, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<Event>>> {
+pub async fn of_task(store: &Store, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<TaskEvent>>> {
     store.listing(async |tx| in_tx(tx, id, page, limit).await).await
 }
 
-async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<Event>>> {
+async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<TaskEvent>>> {
     let spec =
         sqlx::query!("select batch_id, kind from task_spec where id = $1", id).fetch_optional(tx.conn().await?).await?;
     let Some(spec) = spec else { return Ok(None) };
@@ -90,7 +90,7 @@ async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i64>, limit: i64) -> Result<Opt
     .await?;
     let mut events = Vec::with_capacity(rows.len());
     for row in rows {
-        events.push(Event {
+        events.push(TaskEvent {
             seq: row.seq * PLACES + i64::from(row.place),
             at: Timestamp(row.at),
             task_id: id,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::create::{Created, CreatedTask};
+use super::create::{StoredBatch, StoredTask};
 use super::lock::read_status;
 use super::{Actor, Result, Session, Tx};
 use crate::domain::new_task::NewTask;
@@ -12,7 +12,7 @@ use crate::domain::status::Status;
 
 /// What a request that may be repeated brings along.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct IdempotencyKey {
     pub key: String,
     /// Of the body, whatever the order of its fields.
     pub body_hash: Vec<u8>,
@@ -25,14 +25,14 @@ pub enum Seen {
     /// Nothing: the request is the first, and its batch is to be recorded.
     Never,
     /// It was answered with this.
-    Before(Created),
+    Before(StoredBatch),
     /// It came with another body.
     Otherwise,
 }
 
 /// Looks the key up and takes it. While another request with the same key is under way this waits for its end.
 /// `tasks` are those that the request asks for.
-pub async fn take(tx: &mut Tx, key: &Key, batch_id: Uuid, tasks: &[NewTask]) -> Result<Seen> {
+pub async fn take(tx: &mut Tx, key: &IdempotencyKey, batch_id: Uuid, tasks: &[NewTask]) -> Result<Seen> {
     let now = tx.store.clock().param();
     let taken = sqlx::query_scalar!(
         "insert into idempotency as i (key, body_hash, batch_id, task_ids, created_at)
@@ -67,13 +67,12 @@ pub async fn take(tx: &mut Tx, key: &Key, batch_id: Uuid, tasks: &[NewTask]) -> 
         Some(names) => names.iter().map(|name| name.as_deref().map(read_status).transpose()).collect::<Result<_>>()?,
     };
     let created = statuses.into_iter().enumerate().filter_map(|(position, status)| Some((position, status?)));
-    let tasks =
-        created.zip(row.task_ids).map(|((position, status), id)| CreatedTask { position, id, status }).collect();
-    Ok(Seen::Before(Created { batch_id: row.batch_id, tasks, created_at: row.created_at }))
+    let tasks = created.zip(row.task_ids).map(|((position, status), id)| StoredTask { position, id, status }).collect();
+    Ok(Seen::Before(StoredBatch { batch_id: row.batch_id, tasks, created_at: row.created_at }))
 }
 
 /// What came of the request, in its own transaction.
-pub async fn record(tx: &mut Tx, key: &Key, tasks: &[NewTask], created: &Created) -> Result<()> {
+pub async fn record(tx: &mut Tx, key: &IdempotencyKey, tasks: &[NewTask], created: &StoredBatch) -> Result<()> {
     let mut statuses: Vec<Option<&str>> = vec![None; tasks.len()];
     for task in &created.tasks {
         statuses[task.position] = Some(task.status.as_str());

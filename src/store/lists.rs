@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use sqlx::{FromRow, Postgres, QueryBuilder};
 use uuid::Uuid;
 
-use super::query::{BASIC, BasicRow, status_counts};
+use super::query::{BASIC, SummaryRow, status_counts};
 use super::{Result, Store, stats};
 use crate::domain::status::Status;
-use crate::domain::view::{BasicTask, BatchSummary, Timestamp};
+use crate::domain::view::{BatchSummary, TaskSummary, Timestamp};
 
 /// Tasks in a status that are sorted rather than looked for among all others.
 const FEW: i64 = 20_000;
@@ -42,7 +42,7 @@ pub struct TaskFilter {
 }
 
 /// Newest first.
-pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<BasicTask>> {
+pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<TaskSummary>> {
     let offset = if let Page::Offset(offset) = page { offset } else { 0 };
     let mut query = QueryBuilder::<Postgres>::new(format!("{BASIC}(select id from ("));
     let mut next = "(";
@@ -65,8 +65,8 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
          cross join lateral (select * from task where id = page.id offset 0) t order by page.id desc",
     );
     let planned = query.build_query_as().persistent(filter.metadata.is_none());
-    let rows: Vec<BasicRow> = store.listing(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
-    rows.into_iter().map(BasicRow::into_view).collect()
+    let rows: Vec<SummaryRow> = store.listing(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
+    rows.into_iter().map(SummaryRow::into_view).collect()
 }
 
 /// How to come by the tasks of one status, in a query in which what has the id is called `s`: the specification, or where

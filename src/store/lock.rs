@@ -16,12 +16,12 @@ use crate::domain::status::Status;
 use crate::domain::task::{Flags, Task};
 
 /// Locked rows, and the moment at which decisions about them are made.
-pub struct Locked {
+pub struct LockedTasks {
     pub tasks: Vec<Task>,
     pub moment: Moment,
 }
 
-struct Row {
+struct TaskRow {
     id: Uuid,
     batch_id: Uuid,
     kind: String,
@@ -52,7 +52,7 @@ struct Row {
 macro_rules! lock_tasks {
     ($rest:literal, $($args:expr),*) => {
         sqlx::query_as!(
-            Row,
+            TaskRow,
             r#"select t.id, t.batch_id, s.kind, t.status::text as "status!", t.flags, t.attempt, t.run, t.deferrals,
                    t.wait_count, t.timeout_secs, t.claimed_by, t.claimed_run, t.claim, t.manual_run, t.slots, t.timeout_at,
                    t.next_retry_at, t.created_at, t.last_updated, t.started_at, t.ended_at, t.failure_type, t.failure_reason, s.retry,
@@ -64,7 +64,7 @@ macro_rules! lock_tasks {
     };
 }
 
-pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
+pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<LockedTasks> {
     let now = tx.store.clock().param();
     let asked = Instant::now();
     let rows =
@@ -80,7 +80,7 @@ pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
 }
 
 /// Those of the tasks that nobody else holds, locked without waiting for the others.
-pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<HashSet<Uuid>> {
+pub async fn unlocked(tx: &mut Tx, ids: &[Uuid]) -> Result<HashSet<Uuid>> {
     let free = sqlx::query_scalar!("select id from task where id = any($1) order by id for update skip locked", ids)
         .fetch_all(tx.conn().await?)
         .await?;
@@ -88,7 +88,7 @@ pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<HashSet<Uuid>> {
 }
 
 /// The same, read.
-pub async fn free_tasks(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
+pub async fn unlocked_tasks(tx: &mut Tx, ids: &[Uuid]) -> Result<LockedTasks> {
     let now = tx.store.clock().param();
     let rows = lock_tasks!("where t.id = any($2) order by t.id for update of t skip locked", now, ids)
         .fetch_all(tx.conn().await?)
@@ -98,7 +98,7 @@ pub async fn free_tasks(tx: &mut Tx, ids: &[Uuid]) -> Result<Locked> {
 
 /// Claimed tasks whose lease ran out and Running ones without a sign of life, the most overdue first. Skips what
 /// somebody else holds, and the tasks in `but`.
-pub async fn timed_out(tx: &mut Tx, limit: i64, but: &[Uuid]) -> Result<Locked> {
+pub async fn timed_out(tx: &mut Tx, limit: i64, but: &[Uuid]) -> Result<LockedTasks> {
     let now = tx.store.clock().param();
     let rows = lock_tasks!(
         "where t.id in (
@@ -139,7 +139,7 @@ pub async fn last_of_batch(
     batch_id: Uuid,
     below: Option<Uuid>,
     limit: i64,
-) -> Result<(Locked, Option<Uuid>)> {
+) -> Result<(LockedTasks, Option<Uuid>)> {
     let rows = sqlx::query!(
         r#"select s.id, t.alive as "alive!" from (
                select id from task_spec where batch_id = $1 and id < $2 order by id desc limit $3
@@ -155,9 +155,9 @@ pub async fn last_of_batch(
     Ok((by_ids(tx, &alive).await?, rows.iter().map(|row| row.id).min()))
 }
 
-fn locked(tx: &Tx, rows: Vec<Row>) -> Result<Locked> {
+fn locked(tx: &Tx, rows: Vec<TaskRow>) -> Result<LockedTasks> {
     let moment = moment(tx, rows.iter().map(|row| row.now.max(row.last_updated)).max());
-    Ok(Locked { tasks: rows.into_iter().map(Row::into_task).collect::<Result<Vec<Task>>>()?, moment })
+    Ok(LockedTasks { tasks: rows.into_iter().map(TaskRow::into_task).collect::<Result<Vec<Task>>>()?, moment })
 }
 
 /// No decision is made before the last change of any of its tasks: their dates never go back. Without a row there is
@@ -167,7 +167,7 @@ pub(super) fn moment(tx: &Tx, now: Option<DateTime<Utc>>) -> Moment {
     Moment { now, jitter: Jitter::Spread(rand::random()), limits: tx.store.retry }
 }
 
-impl Row {
+impl TaskRow {
     fn into_task(self) -> Result<Task> {
         let retry = self.retry.as_deref().map(serde_json::from_str::<Policy>).transpose();
         Ok(Task {

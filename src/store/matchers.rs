@@ -1,7 +1,7 @@
 //! Matchers: by what tasks are counted while they execute. They are few, known to every instance, and forgotten when no
 //! task alive carries a rule with them.
 //!
-//! Claims hold [`GATE`] shared: a matcher that is new counts what executes under the exclusive lock, so no claim can
+//! Claims hold [`CLAIM_LOCK`] shared: a matcher that is new counts what executes under the exclusive lock, so no claim can
 //! slip in between the count and its being known. Ends of executions need no such care. They release what their row
 //! says, and counting a new matcher locks those rows. Nobody waits for rows under the exclusive lock.
 //!
@@ -16,11 +16,11 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Actor, Error, Patience, Result, Session, Store, Tx, slots};
-use crate::domain::rules::{Matcher, Rule, key_of};
+use crate::domain::rules::{Rule, RuleMatcher, key_of};
 use crate::domain::task::Flags;
 
 /// The advisory lock between claims and changes of matchers. Claims take it as they begin.
-pub(super) const GATE: i64 = 0x7265_7072_6973_6501;
+pub(super) const CLAIM_LOCK: i64 = 0x7265_7072_6973_6501;
 /// New matchers in one request at most: claims of all instances wait while they are counted.
 pub const MOST_NEW: usize = 1000;
 /// How long a try to register waits for the next one when something was in other hands.
@@ -30,7 +30,7 @@ const YOUNG_MINS: i32 = 10;
 
 /// The matchers that this instance knows.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Cache(Arc<RwLock<Arc<Matchers>>>);
+pub(super) struct MatcherCache(Arc<RwLock<Arc<Matchers>>>);
 
 #[derive(Clone, Debug, Default)]
 pub struct Matchers {
@@ -43,7 +43,7 @@ pub struct Matchers {
 }
 
 /// A slot by what it counts, whether it has a row already or not.
-pub(super) type Key = (i32, String);
+pub(super) type MatcherKey = (i32, String);
 
 impl Matchers {
     /// Nothing is counted, and nothing has to be looked at.
@@ -61,26 +61,26 @@ impl Matchers {
         fields.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    pub(super) fn knows(&self, matcher: &Matcher) -> bool {
+    pub(super) fn knows(&self, matcher: &RuleMatcher) -> bool {
         self.id(matcher).is_some()
     }
 
-    fn id(&self, matcher: &Matcher) -> Option<i32> {
+    fn id(&self, matcher: &RuleMatcher) -> Option<i32> {
         self.ids.get(&(matcher.kind.clone(), matcher.fields.clone())).copied()
     }
 
-    pub(super) fn unknown_of<'a>(&self, rules: impl Iterator<Item = &'a Rule>) -> BTreeSet<Matcher> {
+    pub(super) fn unknown_of<'a>(&self, rules: impl Iterator<Item = &'a Rule>) -> BTreeSet<RuleMatcher> {
         rules.map(Rule::matcher).filter(|matcher| !self.knows(matcher)).cloned().collect()
     }
 
     /// What a task of this kind occupies while it executes.
-    pub(super) fn occupied(&self, kind: &str, metadata: Option<&Value>) -> Vec<Key> {
+    pub(super) fn occupied(&self, kind: &str, metadata: Option<&Value>) -> Vec<MatcherKey> {
         let matchers = self.by_kind.get(kind).into_iter().flatten();
         matchers.filter_map(|(id, fields)| Some((*id, key_of(fields, metadata)?))).collect()
     }
 
     /// The slot that a rule looks at. Fields are never taken away from metadata, so they are there.
-    pub(super) fn judged(&self, rule: &Rule, metadata: Option<&Value>) -> Option<Key> {
+    pub(super) fn judged(&self, rule: &Rule, metadata: Option<&Value>) -> Option<MatcherKey> {
         Some((self.id(rule.matcher())?, key_of(&rule.matcher().fields, metadata)?))
     }
 
@@ -90,7 +90,7 @@ impl Matchers {
     }
 }
 
-impl Cache {
+impl MatcherCache {
     fn get(&self) -> Arc<Matchers> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -100,7 +100,7 @@ impl Cache {
     }
 }
 
-/// All matchers there are, for a transaction that holds [`GATE`].
+/// All matchers there are, for a transaction that holds [`CLAIM_LOCK`].
 pub(super) async fn all(tx: &mut Tx) -> Result<Arc<Matchers>> {
     let state = sqlx::query!(
         r#"select version, coalesce((select max(id) from matcher), 0) as "last!",
@@ -135,14 +135,14 @@ fn keep(tx: &Tx, all: Matchers) -> Arc<Matchers> {
 }
 
 /// The matchers of these rules that this instance does not know.
-pub fn unknown<'a>(store: &Store, rules: impl IntoIterator<Item = &'a Rule>) -> BTreeSet<Matcher> {
+pub fn unknown<'a>(store: &Store, rules: impl IntoIterator<Item = &'a Rule>) -> BTreeSet<RuleMatcher> {
     let known = store.matchers.get();
-    let all: BTreeSet<&Matcher> = rules.into_iter().map(Rule::matcher).collect();
+    let all: BTreeSet<&RuleMatcher> = rules.into_iter().map(Rule::matcher).collect();
     all.into_iter().filter(|matcher| !known.knows(matcher)).cloned().collect()
 }
 
 /// Makes matchers known, before any task carries them. New ones count what executes already.
-pub async fn register(store: &Store, wanted: &BTreeSet<Matcher>) -> Result<()> {
+pub async fn register(store: &Store, wanted: &BTreeSet<RuleMatcher>) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
@@ -156,15 +156,15 @@ pub async fn register(store: &Store, wanted: &BTreeSet<Matcher>) -> Result<()> {
 }
 
 /// The same with one try.
-pub async fn try_register(store: &Store, wanted: &BTreeSet<Matcher>) -> Result<()> {
+pub async fn try_register(store: &Store, wanted: &BTreeSet<RuleMatcher>) -> Result<()> {
     store.retrying(Patience::Least, |session| register_once(session, wanted)).await
 }
 
-async fn register_once(session: Session, wanted: &BTreeSet<Matcher>) -> Result<()> {
+async fn register_once(session: Session, wanted: &BTreeSet<RuleMatcher>) -> Result<()> {
     let mut tx = session.begin(Actor::Api).await?;
-    close_gate(&mut tx).await?;
+    lock_out_claims(&mut tx).await?;
     let known = all(&mut tx).await?;
-    let new: Vec<&Matcher> = wanted.iter().filter(|matcher| !known.knows(matcher)).collect();
+    let new: Vec<&RuleMatcher> = wanted.iter().filter(|matcher| !known.knows(matcher)).collect();
     if new.is_empty() {
         return tx.rollback().await;
     }
@@ -191,8 +191,8 @@ async fn register_once(session: Session, wanted: &BTreeSet<Matcher>) -> Result<(
 }
 
 /// From here to the end of the transaction nobody claims.
-async fn close_gate(tx: &mut Tx) -> Result<()> {
-    sqlx::query!("select pg_advisory_xact_lock($1)", GATE).execute(tx.conn().await?).await?;
+async fn lock_out_claims(tx: &mut Tx) -> Result<()> {
+    sqlx::query!("select pg_advisory_xact_lock($1)", CLAIM_LOCK).execute(tx.conn().await?).await?;
     Ok(())
 }
 
@@ -213,13 +213,13 @@ async fn count_executing(tx: &mut Tx, new: &Matchers) -> Result<()> {
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    let occupied: Vec<(Uuid, i64, Vec<Key>)> = rows
+    let occupied: Vec<(Uuid, i64, Vec<MatcherKey>)> = rows
         .iter()
         .map(|row| {
             (row.id, row.remaining, new.occupied(&row.kind, Some(row.metadata.as_ref().unwrap_or(&Value::Null))))
         })
         .collect();
-    let keys: BTreeSet<Key> = occupied.iter().flat_map(|(_, _, keys)| keys).cloned().collect();
+    let keys: BTreeSet<MatcherKey> = occupied.iter().flat_map(|(_, _, keys)| keys).cloned().collect();
     let slots = slots::lock(tx, keys, &BTreeSet::new()).await?;
     let mut by_task: BTreeMap<Uuid, Vec<String>> = BTreeMap::new();
     for (task, remaining, keys) in &occupied {
@@ -288,7 +288,7 @@ pub async fn forget_unused(session: &Session) -> Result<u64> {
     }
     let unused: Vec<i32> = unused.into_values().collect();
     if !unused.is_empty() {
-        close_gate(&mut tx).await?;
+        lock_out_claims(&mut tx).await?;
         sqlx::query!(
             "update matcher set retired_at = coalesce($2, statement_timestamp()) where id = any($1)",
             &unused,

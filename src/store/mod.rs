@@ -61,10 +61,10 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// A pool of connections and what every statement needs to know of its instance.
 #[derive(Clone, Debug)]
-pub struct Store(Arc<Inner>);
+pub struct Store(Arc<StoreInner>);
 
 #[derive(Clone, Debug)]
-pub struct Inner {
+pub struct StoreInner {
     pool: Pool,
     /// Places for those who only look: however slow their queries are, connections are left for those who change.
     readers: Arc<Semaphore>,
@@ -74,17 +74,17 @@ pub struct Inner {
     clock: Clock,
     wake: Wake,
     instance: Uuid,
-    retry: retry::Limits,
-    policies: policies::Cache,
-    matchers: matchers::Cache,
+    retry: retry::RetryLimits,
+    policies: policies::PolicyCache,
+    matchers: matchers::MatcherCache,
     fair: fairness::InUse,
     ids: ids::Ids,
 }
 
 impl Deref for Store {
-    type Target = Inner;
+    type Target = StoreInner;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &StoreInner {
         &self.0
     }
 }
@@ -95,7 +95,7 @@ impl Store {
         url: &str,
         max_connections: u32,
         clock: Clock,
-        retry: retry::Limits,
+        retry: retry::RetryLimits,
     ) -> std::result::Result<Store, String> {
         let wrong = |why: String| format!("DATABASE_URL: must be a URL such as postgres://user@host/database: {why}");
         if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
@@ -107,7 +107,7 @@ impl Store {
             // Changes nothing since PostgreSQL 12, and poolers refuse it.
             .extra_float_digits(None);
         let (readers, waiters) = places(max_connections);
-        Ok(Store(Arc::new(Inner {
+        Ok(Store(Arc::new(StoreInner {
             pool: Pool::new(options, max_connections),
             readers,
             waiters,
@@ -116,8 +116,8 @@ impl Store {
             wake: Wake::default(),
             instance: Uuid::now_v7(),
             retry,
-            policies: policies::Cache::default(),
-            matchers: matchers::Cache::default(),
+            policies: policies::PolicyCache::default(),
+            matchers: matchers::MatcherCache::default(),
             fair: fairness::InUse::default(),
             ids: ids::Ids::default(),
         })))
@@ -128,13 +128,13 @@ impl Store {
     pub fn with_own_pool(&self, max_connections: u32) -> Store {
         let pool = Pool::new(self.pool.options().clone(), max_connections);
         let (readers, waiters) = places(max_connections);
-        Store(Arc::new(Inner { pool, readers, waiters, ..Inner::clone(self) }))
+        Store(Arc::new(StoreInner { pool, readers, waiters, ..StoreInner::clone(self) }))
     }
 
     /// The same with another limit for what a transaction may take.
     #[must_use]
     pub fn with_limit(&self, limit: Duration) -> Store {
-        Store(Arc::new(Inner { limit, ..Inner::clone(self) }))
+        Store(Arc::new(StoreInner { limit, ..StoreInner::clone(self) }))
     }
 
     pub fn limit(&self) -> Duration {

@@ -15,8 +15,8 @@ const SILENCE_SECS: f64 = 3.0;
 const KEPT_DAYS: i32 = 3;
 
 /// Says that this instance works. The first to do so after a silence notes how long that was.
-pub async fn beat(session: &Session) -> Result<()> {
-    let mut tx = session.begin_lease(Actor::Loop("pulse")).await?;
+pub async fn record_alive(session: &Session) -> Result<()> {
+    let mut tx = session.begin_lease(Actor::Loop("liveness")).await?;
     let now = tx.store.clock().param();
     let rows = sqlx::query!(
         "with last as materialized (select max(at) as at from pulse), free as materialized (
@@ -73,14 +73,14 @@ impl Outages {
 /// `None` if there has been no beat for so long that an outage has just ended, or is not noted yet.
 pub async fn known(tx: &mut Tx) -> Result<Option<Outages>> {
     // A test that sets the time says itself when there was an outage.
-    let by_hand = tx.store.clock().param().is_some();
+    let manual = tx.store.clock().param().is_some();
     let fresh = sqlx::query_scalar!(
         "select max(at) > statement_timestamp() - make_interval(secs => $1) from pulse",
         SILENCE_SECS
     )
     .fetch_one(tx.conn().await?)
     .await?;
-    if fresh == Some(false) && !by_hand {
+    if fresh == Some(false) && !manual {
         return Ok(None);
     }
     let rows = sqlx::query!("select began_at, ended_at from outage").fetch_all(tx.conn().await?).await?;

@@ -17,7 +17,7 @@ pub type ByKind = Arc<HashMap<String, Policy>>;
 
 /// The copy.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Cache(Arc<Mutex<Option<LastRead>>>);
+pub(super) struct PolicyCache(Arc<Mutex<Option<LastRead>>>);
 
 /// When it was made or could not be, and why.
 type LastRead = (Instant, Result<ByKind>);

@@ -26,7 +26,7 @@ pub(super) struct Pool {
 }
 
 /// A connection on loan. It goes back when it is dropped, unless it is closed first.
-pub(super) struct Lent(Option<Object<Manager>>);
+pub(super) struct PooledConnection(Option<Object<Manager>>);
 
 #[derive(Debug)]
 struct Manager {
@@ -83,9 +83,9 @@ impl Pool {
         (status.size, status.available.min(status.size))
     }
 
-    pub async fn take(&self) -> Result<Lent> {
+    pub async fn take(&self) -> Result<PooledConnection> {
         match self.inner.get().await {
-            Ok(connection) => Ok(Lent(Some(connection))),
+            Ok(connection) => Ok(PooledConnection(Some(connection))),
             Err(PoolError::Backend(error)) => Err(error.into()),
             Err(PoolError::Closed) => Err(sqlx::Error::PoolClosed.into()),
             Err(_) => Err(sqlx::Error::PoolTimedOut.into()),
@@ -98,7 +98,7 @@ impl Pool {
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledConnection {
     /// What a large statement or answer made of its buffers is not kept until the next one.
     fn drop(&mut self) {
         if let Some(connection) = &mut self.0 {
@@ -107,8 +107,8 @@ impl Drop for Lent {
     }
 }
 
-impl Lent {
-    /// Fails after [`Lent::close`] only.
+impl PooledConnection {
+    /// Fails after [`PooledConnection::close`] only.
     pub fn get(&mut self) -> Result<&mut PgConnection> {
         self.0.as_deref_mut().ok_or_else(Error::broken_off)
     }

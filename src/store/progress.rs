@@ -1,19 +1,19 @@
-//! What may change about an alive task besides its status: counters, priority, metadata, and the time of its last sign of
-//! life. Its deadline is moved by the timeout loop when it has come: moved by every sign, it would cost an entry in every
+//! What may change about an alive task besides its status: counters, priority, metadata, and the time of its last heartbeat.
+//! Its deadline is moved by the timeout loop when it has come: moved by every heartbeat, it would cost an entry in every
 //! index of the table each time.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::settle::Sums;
+use super::settle::SumDeltas;
 use super::{Result, Tx, fairness};
 use crate::domain::json::stored_len;
 use crate::wake::Hints;
 
-/// A sign of life of one task. `None` leaves a value as it is.
+/// A heartbeat of one task. `None` leaves a value as it is.
 #[derive(Clone, Debug)]
-pub struct Sign {
+pub struct Heartbeat {
     pub id: Uuid,
     /// Only if the task is still at this run.
     pub run: Option<i32>,
@@ -23,11 +23,11 @@ pub struct Sign {
     pub priority: Option<i16>,
 }
 
-/// Writes the signs of all tasks that are alive; answers whose they were. One sign per task at most.
-pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
+/// Writes the heartbeats of all tasks that are alive; answers whose they were. One heartbeat per task at most.
+pub async fn record(tx: &mut Tx, heartbeats: &[Heartbeat]) -> Result<Vec<Uuid>> {
     macro_rules! column {
-        ($sign:ident => $value:expr) => {
-            &signs.iter().map(|$sign| $value).collect::<Vec<_>>()[..]
+        ($heartbeat:ident => $value:expr) => {
+            &heartbeats.iter().map(|$heartbeat| $value).collect::<Vec<_>>()[..]
         };
     }
     let now = tx.store.clock().param();
@@ -57,7 +57,7 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
     .fetch_all(tx.conn().await?)
     .await?;
     for row in &written {
-        tx.summed(row.batch_id, Sums { success: row.success, failures: row.failures, expected: row.expected });
+        tx.summed(row.batch_id, SumDeltas { success: row.success, failures: row.failures, expected: row.expected });
         if row.more_to_do != 0 {
             for slot in row.slots.iter().flatten() {
                 tx.slot(*slot, 0, row.more_to_do);
@@ -71,14 +71,14 @@ pub async fn record(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
 }
 
 /// Adds up the counters of tasks, and of their batches, by one statement: nothing but `run`, `success` and `failures` of
-/// the signs is looked at. Answers whose they were. Leaves out tasks that somebody else holds, without waiting for them,
+/// the heartbeats is looked at. Answers whose they were. Leaves out tasks that somebody else holds, without waiting for them,
 /// and those that occupy slots, which have to be told before the batch is.
-pub async fn add_free(tx: &mut Tx, signs: &[Sign]) -> Result<Vec<Uuid>> {
-    let mut sorted: Vec<&Sign> = signs.iter().collect();
-    sorted.sort_unstable_by_key(|sign| sign.id);
+pub async fn add_without_slots(tx: &mut Tx, heartbeats: &[Heartbeat]) -> Result<Vec<Uuid>> {
+    let mut sorted: Vec<&Heartbeat> = heartbeats.iter().collect();
+    sorted.sort_unstable_by_key(|heartbeat| heartbeat.id);
     macro_rules! column {
-        ($sign:ident => $value:expr) => {
-            &sorted.iter().map(|$sign| $value).collect::<Vec<_>>()[..]
+        ($heartbeat:ident => $value:expr) => {
+            &sorted.iter().map(|$heartbeat| $value).collect::<Vec<_>>()[..]
         };
     }
     let now = tx.store.clock().param();

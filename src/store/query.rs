@@ -11,7 +11,7 @@ use super::lists::Page;
 use super::lock::read_status;
 use super::{Error, Result, Store, Tx};
 use crate::domain::status::Status;
-use crate::domain::view::{BasicTask, Batch, Dag, Delivery, DeliveryStatus, Link, Timestamp};
+use crate::domain::view::{Batch, Dag, Delivery, DeliveryStatus, Link, TaskSummary, Timestamp};
 use crate::domain::webhook::Action;
 
 pub(super) const BASIC: &str =
@@ -38,7 +38,7 @@ macro_rules! status_counts {
 pub(super) use status_counts;
 
 #[derive(FromRow)]
-pub(super) struct BasicRow {
+pub(super) struct SummaryRow {
     id: Uuid,
     name: String,
     kind: String,
@@ -57,9 +57,9 @@ pub(super) struct BasicRow {
     dead_end_barrier: bool,
 }
 
-impl BasicRow {
-    pub(super) fn into_view(self) -> Result<BasicTask> {
-        Ok(BasicTask {
+impl SummaryRow {
+    pub(super) fn into_view(self) -> Result<TaskSummary> {
+        Ok(TaskSummary {
             id: self.id,
             name: self.name,
             kind: self.kind,
@@ -81,7 +81,7 @@ impl BasicRow {
 }
 
 /// The status and run of a task, to say why a request does not fit.
-pub async fn standing(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> {
+pub async fn status_and_run(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> {
     let looking = sqlx::query!(r#"select status::text as "status!", run from task where id = $1"#, id);
     let row = store.reading(async |tx| Ok(looking.fetch_optional(tx.conn().await?).await?)).await?;
     row.map(|row| Ok((read_status(&row.status)?, row.run))).transpose()
@@ -107,7 +107,7 @@ pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
 async fn dag_in(tx: &mut Tx, batch_id: Uuid) -> Result<Option<Dag>> {
     let mut query = QueryBuilder::<Postgres>::new(BASIC);
     query.push("task_spec s join task t on t.id = s.id where s.batch_id = ").push_bind(batch_id).push(" order by s.id");
-    let rows: Vec<BasicRow> = query.build_query_as().fetch_all(tx.conn().await?).await?;
+    let rows: Vec<SummaryRow> = query.build_query_as().fetch_all(tx.conn().await?).await?;
     if rows.is_empty() {
         return Ok(None);
     }
@@ -123,7 +123,7 @@ async fn dag_in(tx: &mut Tx, batch_id: Uuid) -> Result<Option<Dag>> {
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    Ok(Some(Dag { tasks: rows.into_iter().map(BasicRow::into_view).collect::<Result<_>>()?, links }))
+    Ok(Some(Dag { tasks: rows.into_iter().map(SummaryRow::into_view).collect::<Result<_>>()?, links }))
 }
 
 /// Those of the tasks that are there.

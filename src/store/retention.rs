@@ -4,7 +4,7 @@
 
 use uuid::Uuid;
 
-use super::settle::Sums;
+use super::settle::SumDeltas;
 use super::{Actor, Result, Session, Tx};
 use crate::domain::status::Status;
 
@@ -22,7 +22,7 @@ pub struct Deleted {
     pub more: bool,
 }
 
-struct Candidate {
+struct ExpiredBatch {
     id: Uuid,
     total: i64,
 }
@@ -46,19 +46,19 @@ pub async fn delete_finished(session: &Session, days: u32, limit: i64) -> Result
 }
 
 /// How many of the first batches have no more than `limit` tasks together; one at least.
-fn fitting(batches: &[Candidate], limit: i64) -> usize {
+fn fitting(batches: &[ExpiredBatch], limit: i64) -> usize {
     let mut tasks = 0;
-    let fits = |batch: &&Candidate| {
+    let fits = |batch: &&ExpiredBatch| {
         tasks += batch.total;
         tasks <= limit
     };
     batches.iter().take_while(fits).count().max(1)
 }
 
-async fn candidates(tx: &mut Tx, days: u32) -> Result<Vec<Candidate>> {
+async fn candidates(tx: &mut Tx, days: u32) -> Result<Vec<ExpiredBatch>> {
     let now = tx.store.clock().param();
     Ok(sqlx::query_as!(
-        Candidate,
+        ExpiredBatch,
         r#"select b.id, b.total::bigint as "total!" from batch b
            where b.completed_at < coalesce($1, statement_timestamp()) - make_interval(days => $2)
              and not exists (select from outbox o where o.batch_id = b.id and o.status = 'pending' offset 0)
@@ -72,13 +72,13 @@ async fn candidates(tx: &mut Tx, days: u32) -> Result<Vec<Candidate>> {
 }
 
 async fn delete_some(tx: &mut Tx, batches: &[Uuid], days: u32, limit: i64) -> Result<Deleted> {
-    let free = lock(tx, batches, days).await?;
-    if free.is_empty() {
+    let unlocked = lock(tx, batches, days).await?;
+    if unlocked.is_empty() {
         return Ok(Deleted::default());
     }
-    let chunks = delete_tasks(tx, &free, limit).await?;
-    let rows = delete_history(tx, &free, limit.saturating_mul(ROWS_PER_TASK)).await?;
-    let removed = delete_empty(tx, &free).await?;
+    let chunks = delete_tasks(tx, &unlocked, limit).await?;
+    let rows = delete_history(tx, &unlocked, limit.saturating_mul(ROWS_PER_TASK)).await?;
+    let removed = delete_empty(tx, &unlocked).await?;
     let mut tasks = 0;
     let (mut smaller, mut by) = (Vec::new(), Vec::new());
     for chunk in chunks {
@@ -90,8 +90,8 @@ async fn delete_some(tx: &mut Tx, batches: &[Uuid], days: u32, limit: i64) -> Re
         }
         tasks += u64::try_from(chunk.tasks).unwrap_or(0);
         if removed.binary_search(&chunk.batch_id).is_err() {
-            let Sums { success, failures, expected } = chunk.sums;
-            let sums = Sums { success: -success, failures: -failures, expected: -expected };
+            let SumDeltas { success, failures, expected } = chunk.sums;
+            let sums = SumDeltas { success: -success, failures: -failures, expected: -expected };
             tx.correct_batch(chunk.batch_id, by_status, sums, false);
             smaller.push(chunk.batch_id);
             by.push(chunk.tasks);
@@ -119,18 +119,18 @@ async fn lock(tx: &mut Tx, batches: &[Uuid], days: u32) -> Result<Vec<Uuid>> {
 }
 
 /// What went of a batch.
-struct Chunk {
+struct DeletedChunk {
     batch_id: Uuid,
     tasks: i32,
     /// Success, Failure, Canceled.
     ended: [i32; 3],
-    sums: Sums,
+    sums: SumDeltas,
 }
 
 /// Deletes the last tasks of batches and all that belongs to them. Where somebody holds one of them, or one is alive, the
 /// whole batch is left alone: most likely it is being retried. Rows are looked up by arrays of keys: joined with the chunk,
 /// tables were read whole.
-async fn delete_tasks(tx: &mut Tx, batches: &[Uuid], limit: i64) -> Result<Vec<Chunk>> {
+async fn delete_tasks(tx: &mut Tx, batches: &[Uuid], limit: i64) -> Result<Vec<DeletedChunk>> {
     let rows = sqlx::query!(
         r#"with wanted as materialized (
                select id, batch_id from task_spec where batch_id = any($1) order by batch_id desc, id desc limit $2
@@ -166,11 +166,11 @@ async fn delete_tasks(tx: &mut Tx, batches: &[Uuid], limit: i64) -> Result<Vec<C
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    let chunks = rows.into_iter().map(|row| Chunk {
+    let chunks = rows.into_iter().map(|row| DeletedChunk {
         batch_id: row.batch_id,
         tasks: row.tasks,
         ended: [row.success, row.failure, row.canceled],
-        sums: Sums { success: row.sum_success, failures: row.sum_failures, expected: row.sum_expected },
+        sums: SumDeltas { success: row.sum_success, failures: row.sum_failures, expected: row.sum_expected },
     });
     Ok(chunks.collect())
 }
@@ -258,8 +258,8 @@ mod tests {
 
     #[test]
     fn small_batches_go_together_and_large_ones_alone() {
-        let batches = |totals: &[i64]| -> Vec<Candidate> {
-            totals.iter().map(|total| Candidate { id: Uuid::nil(), total: *total }).collect()
+        let batches = |totals: &[i64]| -> Vec<ExpiredBatch> {
+            totals.iter().map(|total| ExpiredBatch { id: Uuid::nil(), total: *total }).collect()
         };
         assert_eq!(fitting(&batches(&[4, 5, 1, 1]), 10), 3);
         assert_eq!(fitting(&batches(&[11, 1]), 10), 1);

@@ -8,14 +8,14 @@ use super::{Result, Store, Tx};
 use crate::domain::failure::FailureType;
 use crate::domain::lifecycle::{AttemptOutcome, Transition};
 use crate::domain::retry::Final;
-use crate::domain::retry_view::{AttemptStats, FailureTypeStats, KindStats, RetryStats, Sums};
+use crate::domain::retry_view::{AttemptStats, FailureTypeStats, KindStats, RetryStats, RetryTotals};
 
 /// What a transaction adds.
 #[derive(Default)]
-pub(super) struct Deltas(BTreeMap<(String, i16, &'static str), Delta>);
+pub(super) struct RetryStatDeltas(BTreeMap<(String, i16, &'static str), RetryStatDelta>);
 
 #[derive(Clone, Copy, Default)]
-struct Delta {
+struct RetryStatDelta {
     succeeded: i64,
     scheduled: i64,
     deferred: i64,
@@ -23,7 +23,7 @@ struct Delta {
     final_: i64,
 }
 
-impl Deltas {
+impl RetryStatDeltas {
     /// Counts the end of an execution, if retries were possible at all.
     pub fn count(&mut self, transition: &Transition) {
         let (Some(attempt), Some(_)) = (transition.attempt(), &transition.task().retry) else { return };
@@ -41,11 +41,11 @@ impl Deltas {
 }
 
 /// The rows are touched in the order of their keys: transactions that share some queue up.
-pub(super) async fn add(tx: &mut Tx, deltas: &Deltas, now: Option<DateTime<Utc>>) -> Result<()> {
+pub(super) async fn add(tx: &mut Tx, deltas: &RetryStatDeltas, now: Option<DateTime<Utc>>) -> Result<()> {
     if deltas.0.is_empty() {
         return Ok(());
     }
-    let column = |pick: fn(&Delta) -> i64| deltas.0.values().map(pick).collect::<Vec<i64>>();
+    let column = |pick: fn(&RetryStatDelta) -> i64| deltas.0.values().map(pick).collect::<Vec<i64>>();
     sqlx::query!(
         "insert into retry_stat as s (bucket, shard, kind, attempt, failure_type, succeeded, scheduled, deferred,
                                       exhausted, final)
@@ -86,12 +86,12 @@ pub async fn read(store: &Store, kind: Option<&str>, since: Option<DateTime<Utc>
         since,
     );
     let rows = store.listing(async |tx| Ok(adding.fetch_all(tx.conn().await?).await?)).await?;
-    let mut all = Sums::default();
-    let mut by_attempt: BTreeMap<i16, Sums> = BTreeMap::new();
-    let mut by_kind: BTreeMap<String, Sums> = BTreeMap::new();
-    let mut by_failure_type: BTreeMap<String, Sums> = BTreeMap::new();
+    let mut all = RetryTotals::default();
+    let mut by_attempt: BTreeMap<i16, RetryTotals> = BTreeMap::new();
+    let mut by_kind: BTreeMap<String, RetryTotals> = BTreeMap::new();
+    let mut by_failure_type: BTreeMap<String, RetryTotals> = BTreeMap::new();
     for row in rows {
-        let sums = Sums {
+        let sums = RetryTotals {
             succeeded: row.succeeded,
             succeeded_after_retry: if row.attempt > 0 { row.succeeded } else { 0 },
             failed_after_retry: if row.attempt > 0 { row.exhausted + row.r#final } else { 0 },
@@ -107,7 +107,7 @@ pub async fn read(store: &Store, kind: Option<&str>, since: Option<DateTime<Utc>
             by_failure_type.entry(row.failure_type).or_default().add(&sums);
         }
     }
-    let failure_type = |(name, sums): (String, Sums)| {
+    let failure_type = |(name, sums): (String, RetryTotals)| {
         FailureType::parse(&name).map(|failure_type| FailureTypeStats::new(failure_type, &sums))
     };
     Ok(RetryStats {

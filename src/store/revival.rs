@@ -92,7 +92,7 @@ fn touched(targets: &Targets, edges: &[Edge]) -> Vec<Uuid> {
 /// What was decided, and on which rows.
 pub struct Decided {
     pub revival: Revival,
-    pub locked: lock::Locked,
+    pub locked: lock::LockedTasks,
 }
 
 impl Decided {

@@ -66,7 +66,7 @@ pub struct Session {
 
 /// What the server is told about time when a statement begins.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct TimeLimits {
     pub lock_ms: u128,
     pub statement_ms: u128,
 }
@@ -80,9 +80,9 @@ impl Session {
 
     /// The server gives up a little before we do: it does not notice that nobody is there any more, and its process
     /// would go on outside the pool's count.
-    pub(super) fn limits(&self, left: Duration) -> Limits {
+    pub(super) fn limits(&self, left: Duration) -> TimeLimits {
         let lock = self.patience.within(left.mul_f64(0.8));
-        Limits { lock_ms: lock.as_millis().max(1), statement_ms: left.mul_f64(0.9).as_millis().max(1) }
+        TimeLimits { lock_ms: lock.as_millis().max(1), statement_ms: left.mul_f64(0.9).as_millis().max(1) }
     }
 
     /// The id of this process among those that share the database.

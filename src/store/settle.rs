@@ -13,12 +13,12 @@ use crate::domain::status::Status;
 
 /// What a batch's row of counters is to be changed by.
 #[derive(Default)]
-pub(super) struct Delta {
+pub(super) struct BatchDelta {
     pub by_status: [i32; 9],
-    pub sums: Sums,
+    pub sums: SumDeltas,
 }
 
-impl Delta {
+impl BatchDelta {
     /// By how many more are alive.
     pub fn alive(&self) -> i32 {
         self.by_status.iter().zip(Status::ALL).filter(|(_, status)| !status.is_terminal()).map(|(n, _)| *n).sum()
@@ -27,7 +27,7 @@ impl Delta {
 
 /// Of the counters of tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sums {
+pub(super) struct SumDeltas {
     pub success: i64,
     pub failures: i64,
     pub expected: i64,
@@ -38,7 +38,7 @@ pub(super) struct Sums {
 pub(super) struct Moves {
     pub trail: Trail,
     pub total: [i64; 9],
-    pub batches: BTreeMap<Uuid, Delta>,
+    pub batches: BTreeMap<Uuid, BatchDelta>,
 }
 
 /// Answers which batches have nothing alive any more.
@@ -56,7 +56,7 @@ pub(super) async fn settle(tx: &mut Tx, moves: &Moves, now: Option<DateTime<Utc>
     }
     let ids: Vec<Uuid> = batches.keys().copied().collect();
     let column = |i: usize| -> Vec<i32> { batches.values().map(|delta| delta.by_status[i]).collect() };
-    let sum = |of: fn(&Sums) -> i64| -> Vec<i64> { batches.values().map(|delta| of(&delta.sums)).collect() };
+    let sum = |of: fn(&SumDeltas) -> i64| -> Vec<i64> { batches.values().map(|delta| of(&delta.sums)).collect() };
     let now = now.or(tx.store.clock().param());
     let (actor, instance) = (tx.actor(), tx.store.instance());
     let rows = sqlx::query!(

@@ -1,19 +1,19 @@
-//! What executes, counted for the rules: slots, and the parkings of blocked tasks. A slot changes only under its row's
+//! What executes, counted for the rules: slots, and the groups of blocked tasks. A slot changes only under its row's
 //! lock, in the transaction that moves the tasks; slots are locked in the order of their ids, after tasks and before
-//! everything else, parkings after slots.
+//! everything else, groups after slots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use uuid::Uuid;
 
-use super::matchers::Key;
+use super::matchers::MatcherKey;
 use super::{Actor, Error, Result, Session, Store, Tx};
-use crate::domain::rules::{Bearer, Gate, Rule, RulesChange, Slot};
+use crate::domain::rules::{Rule, RuleTarget, RulesChange, Slot, SlotLimit};
 use crate::domain::task::Flags;
 use crate::wake::Hints;
 
 /// Parkings looked at by one claim at most.
-const MOST_STIRRED: i64 = 500;
+const MOST_RECHECKED: i64 = 500;
 
 /// Up to ten alive tasks of the batch that cannot carry the rules, and why.
 pub async fn cannot_carry(store: &Store, batch_id: Uuid, change: &RulesChange) -> Result<Vec<(Uuid, String)>> {
@@ -33,7 +33,7 @@ pub async fn cannot_carry(store: &Store, batch_id: Uuid, change: &RulesChange) -
     let rows = store.reading(async |tx| Ok(looking.fetch_all(tx.conn().await?).await?)).await?;
     let mut problems = Vec::new();
     for row in rows {
-        let bearer = Bearer { metadata: row.metadata.as_ref(), has_expected_count: row.expected_count.is_some() };
+        let bearer = RuleTarget { metadata: row.metadata.as_ref(), has_expected_count: row.expected_count.is_some() };
         problems.extend(change.rules.iter().find_map(|rule| bearer.problem(rule)).map(|problem| (row.id, problem)));
     }
     Ok(problems)
@@ -80,15 +80,15 @@ pub async fn change_rules(
 
 /// Slots under lock.
 #[derive(Debug, Default)]
-pub(super) struct Locked {
-    ids: HashMap<Key, i64>,
+pub(super) struct LockedSlots {
+    ids: HashMap<MatcherKey, i64>,
     pub(super) slots: BTreeMap<i64, Slot>,
     /// Those that somebody else holds and nobody waited for.
     busy: BTreeSet<i64>,
 }
 
-impl Locked {
-    pub(super) fn id(&self, key: &Key) -> Option<i64> {
+impl LockedSlots {
+    pub(super) fn id(&self, key: &MatcherKey) -> Option<i64> {
         self.ids.get(key).copied()
     }
 
@@ -99,8 +99,8 @@ impl Locked {
 
 /// Locks slots by what they count, making those that are not there yet, and by id. A transaction that hardly waits leaves
 /// out those that somebody else holds.
-pub(super) async fn lock(tx: &mut Tx, keys: BTreeSet<Key>, ids: &BTreeSet<i64>) -> Result<Locked> {
-    let mut locked = Locked::default();
+pub(super) async fn lock(tx: &mut Tx, keys: BTreeSet<MatcherKey>, ids: &BTreeSet<i64>) -> Result<LockedSlots> {
+    let mut locked = LockedSlots::default();
     if keys.is_empty() && ids.is_empty() {
         return Ok(locked);
     }
@@ -130,7 +130,8 @@ pub(super) async fn lock(tx: &mut Tx, keys: BTreeSet<Key>, ids: &BTreeSet<i64>) 
         locked.slots.insert(row.id, Slot { used: i64::from(row.used), load: row.load });
         locked.ids.insert((row.matcher_id, row.key), row.id);
     }
-    let missing: BTreeSet<Key> = matchers.into_iter().zip(values).filter(|key| locked.id(key).is_none()).collect();
+    let missing: BTreeSet<MatcherKey> =
+        matchers.into_iter().zip(values).filter(|key| locked.id(key).is_none()).collect();
     if missing.is_empty() {
         return Ok(locked);
     }
@@ -153,7 +154,7 @@ pub(super) async fn lock(tx: &mut Tx, keys: BTreeSet<Key>, ids: &BTreeSet<i64>) 
 }
 
 /// Those of the slots that somebody else holds. The others are locked.
-async fn busy(tx: &mut Tx, matchers: &[i32], values: &[String], ids: &[i64]) -> Result<Vec<(i64, Key)>> {
+async fn busy(tx: &mut Tx, matchers: &[i32], values: &[String], ids: &[i64]) -> Result<Vec<(i64, MatcherKey)>> {
     let rows = sqlx::query!(
         "with wanted as materialized (
              select s.id from slot s where s.id = any($3) or s.id in (
@@ -174,29 +175,30 @@ async fn busy(tx: &mut Tx, matchers: &[i32], values: &[String], ids: &[i64]) -> 
     Ok(rows.into_iter().map(|row| (row.id, (row.matcher_id, row.key))).collect())
 }
 
-/// Parkings whose gates may have opened, with those gates. Not locked: whoever changes one locks its slots first.
-pub(super) async fn stirred(tx: &mut Tx) -> Result<BTreeMap<i64, Vec<Gate>>> {
+/// Parkings whose limits may have opened, with those limits. Not locked: whoever changes one locks its slots first.
+pub(super) async fn to_recheck(tx: &mut Tx) -> Result<BTreeMap<i64, Vec<SlotLimit>>> {
     let rows = sqlx::query!(
         "select p.id, g.slot_id, g.max_tasks, g.max_load
          from (select id from parking where state = 2 order by id limit $1) p join gate g on g.parking_id = p.id",
-        MOST_STIRRED
+        MOST_RECHECKED
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    let mut parkings: BTreeMap<i64, Vec<Gate>> = BTreeMap::new();
+    let mut groups: BTreeMap<i64, Vec<SlotLimit>> = BTreeMap::new();
     for row in rows {
-        let gate = Gate { slot: row.slot_id, max_tasks: row.max_tasks, max_load: row.max_load };
-        parkings.entry(row.id).or_default().push(gate);
+        let limit = SlotLimit { slot: row.slot_id, max_tasks: row.max_tasks, max_load: row.max_load };
+        groups.entry(row.id).or_default().push(limit);
     }
-    Ok(parkings)
+    Ok(groups)
 }
 
-/// Blocked tasks go to the parking of their gates. The slots of those gates are locked by this transaction.
-pub(super) async fn park(tx: &mut Tx, blocked: &[(Uuid, &[Gate])]) -> Result<()> {
+/// Blocked tasks go to the parking of their limits. The slots of those limits are locked by this transaction.
+pub(super) async fn block(tx: &mut Tx, blocked: &[(Uuid, &[SlotLimit])]) -> Result<()> {
     if blocked.is_empty() {
         return Ok(());
     }
-    let mut places: BTreeMap<String, &[Gate]> = blocked.iter().map(|(_, gates)| (in_writing(gates), *gates)).collect();
+    let mut places: BTreeMap<String, &[SlotLimit]> =
+        blocked.iter().map(|(_, limits)| (group_key(limits), *limits)).collect();
     if tx.defers() {
         // Tasks whose parking somebody else holds stay in the queue, and are looked at again.
         let busy = sqlx::query_scalar!(
@@ -218,42 +220,45 @@ pub(super) async fn park(tx: &mut Tx, blocked: &[(Uuid, &[Gate])]) -> Result<()>
     .fetch_all(tx.conn().await?)
     .await?;
     let ids: HashMap<&str, i64> = rows.iter().map(|row| (row.key.as_str(), row.id)).collect();
-    let gates = || {
+    let limits = || {
         let new = rows.iter().filter(|row| row.new);
-        new.flat_map(|row| places.get(&row.key).into_iter().flat_map(|gates| gates.iter()).map(|gate| (row.id, *gate)))
+        new.flat_map(|row| {
+            places.get(&row.key).into_iter().flat_map(|limits| limits.iter()).map(|limit| (row.id, *limit))
+        })
     };
-    if gates().next().is_some() {
+    if limits().next().is_some() {
         sqlx::query!(
             "insert into gate (parking_id, slot_id, max_tasks, max_load)
              select * from unnest($1::bigint[], $2::bigint[], $3::int[], $4::bigint[])",
-            &gates().map(|(parking, _)| parking).collect::<Vec<_>>(),
-            &gates().map(|(_, gate)| gate.slot).collect::<Vec<_>>(),
-            &gates().map(|(_, gate)| gate.max_tasks).collect::<Vec<_>>() as &[Option<i32>],
-            &gates().map(|(_, gate)| gate.max_load).collect::<Vec<_>>() as &[Option<i64>],
+            &limits().map(|(parking, _)| parking).collect::<Vec<_>>(),
+            &limits().map(|(_, limit)| limit.slot).collect::<Vec<_>>(),
+            &limits().map(|(_, limit)| limit.max_tasks).collect::<Vec<_>>() as &[Option<i32>],
+            &limits().map(|(_, limit)| limit.max_load).collect::<Vec<_>>() as &[Option<i64>],
         )
         .execute(tx.conn().await?)
         .await?;
     }
-    let (tasks, parkings): (Vec<Uuid>, Vec<i64>) =
-        blocked.iter().filter_map(|(task, gates)| Some((*task, *ids.get(in_writing(gates).as_str())?))).unzip();
+    let (tasks, groups): (Vec<Uuid>, Vec<i64>) =
+        blocked.iter().filter_map(|(task, limits)| Some((*task, *ids.get(group_key(limits).as_str())?))).unzip();
     sqlx::query!(
         "update task t set parked_on = u.parking from unnest($1::uuid[], $2::bigint[]) u(id, parking)
          where t.id = u.id and t.parked_on is distinct from u.parking",
         &tasks,
-        &parkings,
+        &groups,
     )
     .execute(tx.conn().await?)
     .await?;
     Ok(())
 }
 
-fn in_writing(gates: &[Gate]) -> String {
-    let limit = |max: Option<i64>| max.map_or(String::new(), |max| max.to_string());
-    let one = |gate: &Gate| format!("{}:{}:{}", gate.slot, limit(gate.max_tasks.map(i64::from)), limit(gate.max_load));
-    gates.iter().map(one).collect::<Vec<_>>().join(" ")
+fn group_key(limits: &[SlotLimit]) -> String {
+    let text = |max: Option<i64>| max.map_or(String::new(), |max| max.to_string());
+    let one =
+        |limit: &SlotLimit| format!("{}:{}:{}", limit.slot, text(limit.max_tasks.map(i64::from)), text(limit.max_load));
+    limits.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// What was found at the parkings: `blocked` wait for the next change of their slots; of the others, those that are
+/// What was found at the groups: `blocked` wait for the next change of their slots; of the others, those that are
 /// empty now are marked so. Answers whether there is more to be had at once.
 pub(super) async fn looked_at(tx: &mut Tx, blocked: &[i64], open: &[i64]) -> Result<bool> {
     let still = sqlx::query_scalar!(
@@ -275,10 +280,10 @@ pub(super) async fn looked_at(tx: &mut Tx, blocked: &[i64], open: &[i64]) -> Res
 }
 
 /// What a transaction has taken and released, slot by slot.
-pub(super) type Deltas = BTreeMap<i64, (i32, i64)>;
+pub(super) type SlotDeltas = BTreeMap<i64, (i32, i64)>;
 
-/// Writes them, and stirs the parkings whose gates that has opened; answers whether there were any.
-pub(super) async fn settle(tx: &mut Tx, deltas: &Deltas) -> Result<bool> {
+/// Writes them, and stirs the groups whose limits that has opened; answers whether there were any.
+pub(super) async fn settle(tx: &mut Tx, deltas: &SlotDeltas) -> Result<bool> {
     if deltas.is_empty() {
         return Ok(false);
     }
@@ -301,7 +306,7 @@ pub(super) async fn settle(tx: &mut Tx, deltas: &Deltas) -> Result<bool> {
         return Ok(false);
     }
     // A statement of its own, after the locks: it has to see what was parked until now.
-    let stirred = sqlx::query!(
+    let recheck = sqlx::query!(
         "with locked as materialized (
              select p.id from parking p where p.state = 1 and p.id in (
                  select g.parking_id from gate g join slot s on s.id = g.slot_id
@@ -314,10 +319,10 @@ pub(super) async fn settle(tx: &mut Tx, deltas: &Deltas) -> Result<bool> {
     )
     .execute(tx.conn().await?)
     .await?;
-    Ok(stirred.rows_affected() > 0)
+    Ok(recheck.rows_affected() > 0)
 }
 
-/// Forgets parkings where nobody waits any more, and slots that nobody occupies or waits for. Answers how many.
+/// Forgets groups where nobody waits any more, and slots that nobody occupies or waits for. Answers how many.
 pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
     let mut tx = session.begin(Actor::Loop("retention")).await?;
     let empty = sqlx::query_scalar!(
@@ -328,7 +333,7 @@ pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
     .fetch_all(tx.conn().await?)
     .await?;
     // Looked at again under the lock: whoever parks a task changes the row of its parking first.
-    let parkings = sqlx::query!(
+    let groups = sqlx::query!(
         "delete from parking p where id = any($1)
            and not exists (select from task t where t.parked_on = p.id and t.status = 'pending')",
         &empty
@@ -351,5 +356,5 @@ pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
     .execute(tx.conn().await?)
     .await?;
     tx.commit().await?;
-    Ok(parkings.rows_affected() + slots.rows_affected())
+    Ok(groups.rows_affected() + slots.rows_affected())
 }

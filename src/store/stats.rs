@@ -52,7 +52,7 @@ pub async fn queue_age(store: &Store) -> Result<f64> {
 }
 
 /// Combinations of rules and values that block tasks.
-pub async fn parkings(store: &Store) -> Result<i64> {
+pub async fn blocked_groups(store: &Store) -> Result<i64> {
     let count = sqlx::query_scalar!(r#"select count(*) as "n!" from parking where state > 0"#);
     store.listing(async |tx| Ok(count.fetch_one(tx.conn().await?).await?)).await
 }

@@ -276,14 +276,14 @@ pub struct Started {
 
 /// A call that was answered with 2xx, or needed none.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub struct StartedClaim {
     pub claim: ClaimId,
     /// What of the answer could not be taken, and why, for the audit trail.
     pub ignored: Option<String>,
 }
 
 /// Claimed → Running, for those that this instance still holds by this claim. Waits for nobody.
-pub async fn started(tx: &mut Tx, starts: &[Start]) -> Result<Started> {
+pub async fn started(tx: &mut Tx, starts: &[StartedClaim]) -> Result<Started> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
     let mut claims: Vec<ClaimId> = starts.iter().map(|start| start.claim).collect();
     claims.sort_unstable();

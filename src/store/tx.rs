@@ -10,9 +10,9 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
 use super::history::Move;
-use super::pool::Lent;
+use super::pool::PooledConnection;
 use super::session::wanted;
-use super::settle::{Delta, Moves, Sums, settle};
+use super::settle::{BatchDelta, Moves, SumDeltas, settle};
 use super::{Result, Session, Store, deferred, matchers, outbox, retry_stats, slots};
 use crate::domain::status::Status;
 use crate::wake::Hints;
@@ -21,7 +21,7 @@ use crate::wake::Hints;
 /// statement failed, takes its connection with it: the server then rolls back. (A transaction of the library's own
 /// goes back to the pool still open when it is dropped while it begins.)
 pub struct Tx {
-    connection: Lent,
+    connection: PooledConnection,
     ended: bool,
     pub(super) store: Store,
     session: Session,
@@ -57,14 +57,14 @@ struct Changes {
     /// Batches in which something came back to life.
     reopened: BTreeSet<Uuid>,
     transitions: HashMap<(Status, Status), u64>,
-    stats: retry_stats::Deltas,
-    slots: slots::Deltas,
-    counters: Vec<Counted>,
+    stats: retry_stats::RetryStatDeltas,
+    slots: slots::SlotDeltas,
+    counters: Vec<MetricIncrement>,
     hints: Hints,
     now: Option<DateTime<Utc>>,
 }
 
-struct Counted {
+struct MetricIncrement {
     name: &'static str,
     labels: Vec<(&'static str, String)>,
     n: u64,
@@ -95,7 +95,7 @@ impl Session {
 
     /// A claim is a lease, too. Holds the gate of `matchers` shared.
     pub async fn begin_claim(&self, actor: Actor) -> Result<Tx> {
-        let shared = format!("{RELAXED}; select pg_advisory_xact_lock_shared({})", matchers::GATE);
+        let shared = format!("{RELAXED}; select pg_advisory_xact_lock_shared({})", matchers::CLAIM_LOCK);
         self.open(CHANGES, &shared, actor).await
     }
 
@@ -189,8 +189,8 @@ impl Tx {
     }
 
     /// A batch's counters were found to be wrong by so much.
-    pub(super) fn correct_batch(&mut self, id: Uuid, by_status: [i32; 9], sums: Sums, reopened: bool) {
-        self.changes.moves.batches.insert(id, Delta { by_status, sums });
+    pub(super) fn correct_batch(&mut self, id: Uuid, by_status: [i32; 9], sums: SumDeltas, reopened: bool) {
+        self.changes.moves.batches.insert(id, BatchDelta { by_status, sums });
         if reopened {
             self.changes.reopened.insert(id);
         }
@@ -202,8 +202,8 @@ impl Tx {
     }
 
     /// The counters of a task have changed by so much. New tasks bring their batch's sums with them.
-    pub(super) fn summed(&mut self, batch_id: Uuid, by: Sums) {
-        if by == Sums::default() {
+    pub(super) fn summed(&mut self, batch_id: Uuid, by: SumDeltas) {
+        if by == SumDeltas::default() {
             return;
         }
         let sums = &mut self.changes.moves.batches.entry(batch_id).or_default().sums;
@@ -224,7 +224,7 @@ impl Tx {
         delta.1 += load;
     }
 
-    pub(super) fn stats(&mut self) -> &mut retry_stats::Deltas {
+    pub(super) fn stats(&mut self) -> &mut retry_stats::RetryStatDeltas {
         &mut self.changes.stats
     }
 
@@ -234,7 +234,7 @@ impl Tx {
 
     /// A metric that counts only if the transaction takes effect.
     pub(super) fn count(&mut self, name: &'static str, labels: Vec<(&'static str, String)>, n: u64) {
-        self.changes.counters.push(Counted { name, labels, n });
+        self.changes.counters.push(MetricIncrement { name, labels, n });
     }
 
     pub async fn commit(mut self) -> Result<()> {
@@ -245,7 +245,7 @@ impl Tx {
         retry_stats::add(&mut self, &changes.stats, changes.now).await?;
         // Counters of batches are the last locks, also where they are not waited for.
         if self.defers() {
-            deferred::put_aside(&mut self, &mut changes.moves.batches, &mut changes.hints).await?;
+            deferred::defer(&mut self, &mut changes.moves.batches, &mut changes.hints).await?;
         }
         let finished = settle(&mut self, &changes.moves, changes.now).await?;
         if !changes.reopened.is_empty() {
@@ -268,7 +268,7 @@ impl Tx {
             let labels = [("from", from.as_str()), ("to", to.as_str())];
             metrics::counter!("reprise_transitions_total", &labels).increment(n);
         }
-        for Counted { name, labels, n } in changes.counters {
+        for MetricIncrement { name, labels, n } in changes.counters {
             metrics::counter!(name, &labels).increment(n);
         }
         Ok(())

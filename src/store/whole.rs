@@ -6,11 +6,11 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::lock::{Locked, moment, read_status};
+use super::lock::{LockedTasks, moment, read_status};
 use super::{Error, Result, Store, Tx};
 use crate::domain::failure::FailureType;
 use crate::domain::task::{Flags, Task};
-use crate::domain::view::{BasicTask, RetrySource, Timestamp, WholeTask};
+use crate::domain::view::{RetrySource, TaskDetails, TaskSummary, Timestamp};
 use crate::domain::webhook::Actions;
 
 /// What a task may have in actions and metadata to be read together with others.
@@ -19,7 +19,7 @@ const SMALL: i32 = 16 * 1024;
 macro_rules! whole_tasks {
     ($rest:literal, $($args:expr),*) => {
         sqlx::query_as!(
-            Row,
+            DetailsRow,
             r#"select t.id, s.name, s.kind, t.status::text as "status!", t.batch_id, t.priority, t.attempt, t.run,
                    t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
                    s.dead_end_barrier, t.timeout_secs, f.fits as "fits!",
@@ -40,7 +40,7 @@ macro_rules! whole_tasks {
     };
 }
 
-struct Row {
+struct DetailsRow {
     id: Uuid,
     name: String,
     kind: String,
@@ -82,28 +82,28 @@ struct Row {
     now: DateTime<Utc>,
 }
 
-pub async fn task(store: &Store, id: Uuid) -> Result<Option<WholeTask>> {
+pub async fn task(store: &Store, id: Uuid) -> Result<Option<TaskDetails>> {
     store.reading(async |tx| task_in(tx, id).await).await
 }
 
 /// As it stands inside a transaction that has just changed it.
-pub async fn task_in(tx: &mut Tx, id: Uuid) -> Result<Option<WholeTask>> {
+pub async fn task_in(tx: &mut Tx, id: Uuid) -> Result<Option<TaskDetails>> {
     read(tx, &[id], i32::MAX).await.map(|mut tasks| tasks.remove(&id))
 }
 
 /// The same for many, except the large ones: together they might be more than one wants to hold.
-pub async fn small_tasks_in(tx: &mut Tx, ids: &[Uuid]) -> Result<HashMap<Uuid, WholeTask>> {
+pub async fn small_tasks_in(tx: &mut Tx, ids: &[Uuid]) -> Result<HashMap<Uuid, TaskDetails>> {
     read(tx, ids, SMALL).await
 }
 
-async fn read(tx: &mut Tx, ids: &[Uuid], most: i32) -> Result<HashMap<Uuid, WholeTask>> {
+async fn read(tx: &mut Tx, ids: &[Uuid], most: i32) -> Result<HashMap<Uuid, TaskDetails>> {
     let rows = whole_tasks!("", None::<DateTime<Utc>>, ids, most).fetch_all(tx.conn().await?).await?;
     let rows = rows.into_iter().filter(|row| row.fits);
     rows.map(|row| row.into_parts().map(|(_, view)| (view.basic.id, view))).collect()
 }
 
 /// Those of the tasks that nobody else holds, locked without waiting for the others, and how the small ones are shown.
-pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<(Locked, HashMap<Uuid, WholeTask>)> {
+pub async fn lock_unlocked(tx: &mut Tx, ids: &[Uuid]) -> Result<(LockedTasks, HashMap<Uuid, TaskDetails>)> {
     let now = tx.store.clock().param();
     let rows =
         whole_tasks!(" order by t.id for update of t skip locked", now, ids, SMALL).fetch_all(tx.conn().await?).await?;
@@ -117,11 +117,11 @@ pub async fn free(tx: &mut Tx, ids: &[Uuid]) -> Result<(Locked, HashMap<Uuid, Wh
         }
         tasks.push(task);
     }
-    Ok((Locked { tasks, moment }, views))
+    Ok((LockedTasks { tasks, moment }, views))
 }
 
-impl Row {
-    fn into_parts(self) -> Result<(Task, WholeTask)> {
+impl DetailsRow {
+    fn into_parts(self) -> Result<(Task, TaskDetails)> {
         let mut actions: Actions = match &self.actions {
             Some(text) => serde_json::from_str(text).map_err(Error::corrupt)?,
             None => Actions::default(),
@@ -156,8 +156,8 @@ impl Row {
             failure_reason: self.failure_reason.clone(),
             retry: self.retry.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?,
         };
-        let view = WholeTask {
-            basic: BasicTask {
+        let view = TaskDetails {
+            basic: TaskSummary {
                 id: self.id,
                 name: self.name,
                 kind: self.kind,

@@ -9,8 +9,8 @@ use reqwest::redirect::Policy;
 use reqwest::{Method, Url};
 use uuid::Uuid;
 
-use super::guard::{Guard, Refused};
-use super::places::{Place, Places};
+use super::guard::{Guard, RefusedAddress};
+use super::places::{HostPermit, HostPermits};
 use super::sign::Signer;
 use crate::domain::failure::{FailureType, RetryAfter};
 use crate::domain::webhook::{Action, Verb};
@@ -24,12 +24,12 @@ pub struct Client {
     inner: reqwest::Client,
     handles: Handles,
     guard: Guard,
-    places: Places,
+    places: HostPermits,
     signer: Signer,
 }
 
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ClientSettings {
     pub handles: Handles,
     pub timeout: Duration,
     /// Calls at the same time to one host and port.
@@ -71,8 +71,8 @@ pub struct CallError {
 }
 
 impl Client {
-    pub fn new(settings: Settings) -> Result<Client, String> {
-        let Settings { handles, timeout, per_host, guard, signer } = settings;
+    pub fn new(settings: ClientSettings) -> Result<Client, String> {
+        let ClientSettings { handles, timeout, per_host, guard, signer } = settings;
         // A second installation in the same process finds the first one, which is the same.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let inner = reqwest::Client::builder()
@@ -84,21 +84,21 @@ impl Client {
             .tcp_nodelay(true)
             .build()
             .map_err(|error| format!("the webhook client cannot be set up: {}", chain(&error)))?;
-        Ok(Client { inner, handles, guard, places: Places::new(per_host), signer })
+        Ok(Client { inner, handles, guard, places: HostPermits::new(per_host), signer })
     }
 
     /// A place for a call to this action's host, if one is free.
-    pub fn try_place(&self, action: &Action) -> Option<Place> {
+    pub fn try_place(&self, action: &Action) -> Option<HostPermit> {
         self.places.try_take(&destination(action))
     }
 
     /// Waits for a place for a call to this action's host.
-    pub async fn place(&self, action: &Action) -> Place {
+    pub async fn place(&self, action: &Action) -> HostPermit {
         self.places.take(&destination(action)).await
     }
 
     /// The time limit starts here: waiting for the place is not the receiver's doing.
-    pub async fn call(&self, call: Call<'_>, place: Place) -> Result<Answer, CallError> {
+    pub async fn call(&self, call: Call<'_>, place: HostPermit) -> Result<Answer, CallError> {
         let started = Instant::now();
         let trigger = call.trigger.to_owned();
         let result = self.send(call).await;
@@ -243,7 +243,7 @@ fn invalid(error: &dyn std::error::Error) -> CallError {
 }
 
 /// Final: the same address will be refused again.
-fn refusal(refused: &Refused) -> CallError {
+fn refusal(refused: &RefusedAddress) -> CallError {
     CallError {
         failure_type: FailureType::ValidationError,
         status: None,
@@ -255,7 +255,7 @@ fn refusal(refused: &Refused) -> CallError {
 fn transport(error: &reqwest::Error) -> CallError {
     let mut cause = error.source();
     while let Some(error) = cause {
-        if let Some(refused) = error.downcast_ref::<Refused>() {
+        if let Some(refused) = error.downcast_ref::<RefusedAddress>() {
             return refusal(refused);
         }
         cause = error.source();

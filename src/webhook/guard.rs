@@ -74,37 +74,37 @@ fn name(text: &str) -> Option<String> {
 
 /// Cheap to clone: the resolver and the client share it.
 #[derive(Clone, Debug)]
-pub struct Guard(Arc<Inner>);
+pub struct Guard(Arc<GuardInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct GuardInner {
     allow: Allow,
     loopback: bool,
 }
 
 /// Why a call was not made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum RefusedAddress {
     Address(IpAddr),
     /// What it resolved to is not told to whoever made the task: names inside a network are nobody's business.
     Name(String),
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RefusedAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refused::Address(address) => write!(f, "{address} is not an allowed address (WEBHOOK_ALLOW)"),
-            Refused::Name(name) => write!(f, "{name} has no allowed address (WEBHOOK_ALLOW)"),
+            RefusedAddress::Address(address) => write!(f, "{address} is not an allowed address (WEBHOOK_ALLOW)"),
+            RefusedAddress::Name(name) => write!(f, "{name} has no allowed address (WEBHOOK_ALLOW)"),
         }
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for RefusedAddress {}
 
 impl Guard {
     /// `loopback` is for a service that nobody but this machine can reach: there it protects nothing.
     pub fn new(allow: Allow, loopback: bool) -> Guard {
-        Guard(Arc::new(Inner { allow, loopback }))
+        Guard(Arc::new(GuardInner { allow, loopback }))
     }
 
     pub fn permits(&self, address: IpAddr) -> bool {
@@ -114,17 +114,17 @@ impl Guard {
 
     /// Addresses that stand in the URL itself are connected to without asking the resolver. The parsed URL holds them
     /// in one form, however they were written.
-    pub fn check(&self, url: &Url) -> Result<(), Refused> {
+    pub fn check(&self, url: &Url) -> Result<(), RefusedAddress> {
         let address = match url.host() {
             Some(Host::Ipv4(address)) => IpAddr::V4(address),
             Some(Host::Ipv6(address)) => IpAddr::V6(address),
             Some(Host::Domain(_)) | None => return Ok(()),
         };
-        if self.permits(address) { Ok(()) } else { Err(Refused::Address(address)) }
+        if self.permits(address) { Ok(()) } else { Err(RefusedAddress::Address(address)) }
     }
 
     /// Of the addresses of a name those that may be connected to.
-    fn filter(&self, name: &str, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refused> {
+    fn filter(&self, name: &str, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, RefusedAddress> {
         if self.0.allow.has_name(name) {
             return Ok(addresses);
         }
@@ -132,7 +132,7 @@ impl Guard {
             addresses.into_iter().partition(|address| self.permits(address.ip()));
         if permitted.is_empty() && !refused.is_empty() {
             tracing::info!(name, ?refused, "a webhook's host has no allowed address");
-            return Err(Refused::Name(name.to_owned()));
+            return Err(RefusedAddress::Name(name.to_owned()));
         }
         Ok(permitted)
     }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 use url::Url;
 
-use super::{Allow, Guard, Refused};
+use super::{Allow, Guard, RefusedAddress};
 
 fn guard(allow: &str) -> Guard {
     Guard::new(allow.parse().unwrap(), false)
@@ -98,7 +98,7 @@ fn a_name_gets_its_permitted_addresses_unless_it_is_allowed() {
     let all = vec![private, public, metadata];
     let guard = guard("db, .Corp.Example, BÜCHER.example");
     assert_eq!(guard.filter("www.example", all.clone()), Ok(vec![public]));
-    assert_eq!(guard.filter("www.example", vec![private, metadata]), Err(Refused::Name("www.example".into())));
+    assert_eq!(guard.filter("www.example", vec![private, metadata]), Err(RefusedAddress::Name("www.example".into())));
     assert_eq!(guard.filter("www.example", vec![]), Ok(vec![]), "that is the resolver's to tell");
     for name in ["db", "DB", "db.", "a.corp.example", "a.b.corp.example.", "xn--bcher-kva.example"] {
         assert_eq!(guard.filter(name, all.clone()), Ok(all.clone()), "{name}");
@@ -106,7 +106,7 @@ fn a_name_gets_its_permitted_addresses_unless_it_is_allowed() {
     for name in ["corp.example", "evilcorp.example", "a.corp.example.evil", "db.example", "xdb"] {
         assert_eq!(guard.filter(name, all.clone()), Ok(vec![public]), "{name}");
     }
-    let told = Refused::Name("internal".into()).to_string();
+    let told = RefusedAddress::Name("internal".into()).to_string();
     assert_eq!(told, "internal has no allowed address (WEBHOOK_ALLOW)");
 }
 

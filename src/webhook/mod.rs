@@ -6,7 +6,7 @@ mod guard;
 mod places;
 mod sign;
 
-pub use client::{Answer, Call, CallError, Client, Settings};
+pub use client::{Answer, Call, CallError, Client, ClientSettings};
 pub use guard::{Allow, Guard};
-pub use places::Place;
+pub use places::HostPermit;
 pub use sign::{SHORTEST, Signer};

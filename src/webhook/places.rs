@@ -7,17 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 #[derive(Clone, Debug)]
-pub struct Places(Arc<Inner>);
+pub struct HostPermits(Arc<HostPermitsInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct HostPermitsInner {
     per_host: usize,
     /// By host and port: scheme and path don't matter to how busy a server is.
-    open: Mutex<HashMap<String, Entry>>,
+    open: Mutex<HashMap<String, HostEntry>>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct HostEntry {
     places: Arc<Semaphore>,
     /// Who has a place or waits for one.
     users: usize,
@@ -25,7 +25,7 @@ struct Entry {
 
 /// A place, held while the call lasts.
 #[derive(Debug)]
-pub struct Place {
+pub struct HostPermit {
     _permit: OwnedSemaphorePermit,
     _user: User,
 }
@@ -33,7 +33,7 @@ pub struct Place {
 /// Somebody who has or wants a place; the last one to go takes the entry away.
 #[derive(Debug)]
 struct User {
-    places: Places,
+    places: HostPermits,
     destination: String,
 }
 
@@ -49,27 +49,27 @@ impl Drop for User {
     }
 }
 
-impl Places {
-    pub fn new(per_host: usize) -> Places {
-        Places(Arc::new(Inner { per_host, open: Mutex::default() }))
+impl HostPermits {
+    pub fn new(per_host: usize) -> HostPermits {
+        HostPermits(Arc::new(HostPermitsInner { per_host, open: Mutex::default() }))
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+    fn open(&self) -> MutexGuard<'_, HashMap<String, HostEntry>> {
         self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A place if one is free and nobody was there first.
-    pub fn try_take(&self, destination: &str) -> Option<Place> {
+    pub fn try_take(&self, destination: &str) -> Option<HostPermit> {
         let (places, user) = self.enter(destination);
         let permit = places.try_acquire_owned().ok()?;
-        Some(Place { _permit: permit, _user: user })
+        Some(HostPermit { _permit: permit, _user: user })
     }
 
     /// Waits for a place, behind those who came before.
-    pub async fn take(&self, destination: &str) -> Place {
+    pub async fn take(&self, destination: &str) -> HostPermit {
         let (places, user) = self.enter(destination);
         match places.acquire_owned().await {
-            Ok(permit) => Place { _permit: permit, _user: user },
+            Ok(permit) => HostPermit { _permit: permit, _user: user },
             // Nobody closes these.
             Err(_) => std::future::pending().await,
         }
@@ -79,7 +79,7 @@ impl Places {
         let mut open = self.open();
         let entry = open
             .entry(destination.to_owned())
-            .or_insert_with(|| Entry { places: Arc::new(Semaphore::new(self.0.per_host)), users: 0 });
+            .or_insert_with(|| HostEntry { places: Arc::new(Semaphore::new(self.0.per_host)), users: 0 });
         entry.users += 1;
         (Arc::clone(&entry.places), User { places: self.clone(), destination: destination.to_owned() })
     }
@@ -91,7 +91,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_destination_has_its_places_and_no_more() {
-        let places = Places::new(2);
+        let places = HostPermits::new(2);
         let (first, second) = (places.try_take("a:80").unwrap(), places.try_take("a:80").unwrap());
         assert!(places.try_take("a:80").is_none());
         assert!(places.try_take("a:81").is_some(), "another port is another destination");
@@ -103,7 +103,7 @@ mod tests {
 
     #[tokio::test]
     async fn places_go_to_who_came_first() {
-        let places = Places::new(1);
+        let places = HostPermits::new(1);
         let held = places.try_take("a:80").unwrap();
         let mut waiting = Box::pin(places.take("a:80"));
         assert!(futures_util::poll!(&mut waiting).is_pending());

@@ -25,7 +25,7 @@ async fn busy() -> (Fixture, Vec<String>) {
     parent["id"] = json!("p");
     let ids = f.api.create(&json!([parent, task, child])).await;
     f.claim().await;
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     (f, ids)
 }
 
@@ -38,11 +38,11 @@ async fn all_is_well() {
 }
 
 #[tokio::test]
-async fn every_difference_is_found_and_mended() {
+async fn every_difference_is_found_and_repaired() {
     for (book, damage) in [
         ("slots", "update slot set used = used + 1, load = 0"),
-        ("parkings", "update parking set state = 0"),
-        ("parkings", "update task set parked_on = 4711 where parked_on is not null"),
+        ("blocked groups", "update parking set state = 0"),
+        ("blocked groups", "update task set parked_on = 4711 where parked_on is not null"),
         ("batches", "update batch_count set pending = 7, success = 3"),
         ("batches", "update batch_count set total_expected = 3, total_failures = 9"),
         ("batches", "update batch set completed_at = now()"),
@@ -58,14 +58,14 @@ async fn every_difference_is_found_and_mended() {
         assert!(!ok && said.contains(&format!("{book:<9} 1 wrong")), "{damage}: {said}");
         assert_eq!(said.matches(" ok").count(), 5, "{damage}: {said}");
         let (ok, said) = doctor(&f, &["--fix"]);
-        assert!(ok && said.contains("mended"), "{damage}: {said}");
-        f.db.assert_books_balance().await;
+        assert!(ok && said.contains("repaired"), "{damage}: {said}");
+        f.db.assert_counters_match().await;
         // And it goes on from there.
         f.api.succeed(&ids[0]).await;
         assert_eq!(f.claim().await, 2, "{damage}");
         assert_eq!(f.api.status(&ids[1]).await, "Running", "{damage}");
         assert_eq!(f.api.status(&ids[2]).await, "Running", "{damage}");
-        f.db.assert_books_balance().await;
+        f.db.assert_counters_match().await;
     }
 }
 
@@ -81,7 +81,7 @@ async fn a_child_that_was_forgotten_moves_on() {
     assert!(doctor(&f, &["--fix"]).0);
     let child = f.api.task(&ids[2]).await;
     assert_eq!((text(&child["status"]), text(&child["failure_type"])), ("Failure".into(), "dependency".into()));
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 /// The doctor has hours, and whatever it asked the server for ends with it.
@@ -90,11 +90,11 @@ async fn looking_has_a_limit_of_its_own() {
     let f = Fixture::new().await;
     let mut holder = f.db.pool.begin().await.unwrap();
     sqlx::raw_sql("lock table task in access exclusive mode").execute(&mut *holder).await.unwrap();
-    let error = books::examine(&f.store, Extent::All, Duration::from_millis(200)).await.unwrap_err().to_string();
+    let error = books::audit(&f.store, Extent::All, Duration::from_millis(200)).await.unwrap_err().to_string();
     assert!(error.contains("timeout"), "{error}");
     holder.rollback().await.unwrap();
     let slow = f.store.with_limit(Duration::from_millis(1));
-    assert_eq!(books::examine(&slow, Extent::All, Duration::from_secs(60)).await.unwrap(), []);
+    assert_eq!(books::audit(&slow, Extent::All, Duration::from_secs(60)).await.unwrap(), []);
 }
 
 #[tokio::test]

@@ -114,7 +114,7 @@ async fn a_request_brings_a_thousand_new_matchers_at_most() {
     assert_eq!(f.api.post("/task", &tasks(0, 1000)).await.status, 201);
     assert_eq!(f.db.number("select count(*) from matcher").await, 1000);
     assert_eq!(f.api.post("/task", &tasks(500, 1500)).await.status, 201, "known ones are not new");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -136,13 +136,13 @@ async fn matchers_that_nothing_alive_carries_are_forgotten_and_found_again() {
     f.claim().await;
     f.clean_up(0).await;
     assert_eq!(f.db.number(active).await, 0);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     // It comes back with a rule: what executes counts.
     let again = f.api.create(&json!([limited(1)])).await;
     f.claim().await;
     f.claim().await;
     assert_eq!(f.api.status(&again[0]).await, "Pending", "one of the kind executes");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.api.succeed(&plain[0]).await;
     f.claim().await;
     assert_eq!(f.api.status(&again[0]).await, "Running");
@@ -151,7 +151,7 @@ async fn matchers_that_nothing_alive_carries_are_forgotten_and_found_again() {
     f.clean_up(0).await;
     f.clean_up(0).await;
     assert_eq!(f.db.number(forget).await, 0);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 /// The request knew the matcher, and it was retired before the task was stored.
@@ -164,7 +164,7 @@ async fn a_task_whose_matcher_is_not_known_does_not_start_past_its_rule() {
         f.claim().await;
     }
     assert_eq!((f.api.status(&ids[0]).await, f.api.status(&ids[1]).await), ("Running".into(), "Pending".into()));
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 /// Tasks that an instance from before the flag has created, after their matcher was forgotten.
@@ -184,14 +184,14 @@ async fn a_task_that_is_not_known_to_carry_rules_does_not_start_past_them() {
         status.push(f.api.status(id).await);
     }
     assert_eq!(status, ["Running", "Pending", "Running"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
 async fn time_in_which_no_instance_worked_counts_against_no_timeout() {
     let f = Fixture::new().await;
     let beat = async || {
-        let beat = |session: Session| async move { outages::beat(&session).await };
+        let beat = |session: Session| async move { outages::record_alive(&session).await };
         f.store.retrying(Patience::Brief, beat).await.unwrap();
     };
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "timeout": 30}])).await;

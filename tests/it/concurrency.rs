@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use reprise::clock::Clock;
-use reprise::domain::retry::Limits;
+use reprise::domain::retry::RetryLimits;
 use reprise::store::{Actor, Patience, Session};
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ async fn two_parents_in_the_same_instant_release_their_child() {
         }
     }
     assert_eq!(f.db.number("select count(*) from task where status = 'pending'").await, 100);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -74,7 +74,7 @@ async fn a_parent_that_will_be_retried_never_moves_a_child() {
     f.expire().await;
     assert_eq!(f.db.number("select count(*) from task where status = 'retry_pending'").await, 60);
     assert_eq!(f.db.number("select count(*) from task where status = 'waiting'").await, 60, "no child has moved");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -145,7 +145,7 @@ async fn everybody_at_everything(dead_end_cancel: &str) {
         instances[0].api.get(&format!("/batch/{batch}")).await.body["completed_at"].is_string().then_some(())
     })
     .await;
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -176,7 +176,7 @@ async fn a_wake_up_reaches_the_other_instance() {
 #[tokio::test]
 async fn a_begin_that_is_broken_off_leaves_no_transaction_open() {
     let db = Database::new().await;
-    let store = reprise::store::Store::new(&db.url, 1, Clock::Database, Limits::default()).unwrap();
+    let store = reprise::store::Store::new(&db.url, 1, Clock::Database, RetryLimits::default()).unwrap();
     let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'";
     for polls in 0..40 {
         let begin = |session: Session| async move { session.begin(Actor::Api).await };

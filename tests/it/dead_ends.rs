@@ -64,7 +64,7 @@ async fn off_unless_the_setting_or_the_batch_says_so() {
         assert_eq!(f.api.fail(&ids[0]).await.body["status"], "Failure");
         let other = if canceled { "Canceled" } else { "Running" };
         assert_eq!(statuses(&f, &ids).await, ["Failure", other, "Failure"], "{setting:?} and {said:?}");
-        f.db.assert_books_balance().await;
+        f.db.assert_counters_match().await;
     }
     let f = Fixture::with(&ON).await;
     let ids = f.api.create(&fan_in()).await;
@@ -112,7 +112,7 @@ async fn whatever_is_alive_above_is_canceled() {
     }
     f.advance(86_400 * 2);
     assert_eq!(f.release().await, 0, "canceled is final");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -128,7 +128,7 @@ async fn a_success_is_no_trigger_and_another_child_keeps_its_parent() {
     assert_eq!(statuses(&f, &ids).await, ["Pending", "Failure", "Running"]);
     f.api.succeed(&ids[2]).await;
     assert_eq!(statuses(&f, &ids).await, ["Pending", "Failure", "Success"], "nobody ended badly just now");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -156,7 +156,7 @@ async fn a_child_that_waits_for_its_retry_keeps_its_parent() {
     f.claim().await;
     f.api.fail(&ids[1]).await;
     assert_eq!(statuses(&f, &ids).await, ["Canceled", "Failure", "Running", "Canceled", "Waiting"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -184,7 +184,7 @@ async fn down_and_then_up() {
     for (i, cause) in [(0, "report"), (1, "dead_end"), (2, "dead_end"), (3, "dependency"), (7, "dependency")] {
         assert_eq!(last_move(&f, &ids[i]).await.1, cause, "task {i}");
     }
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -207,7 +207,7 @@ async fn a_barrier_falls_and_its_parents_stay() {
         ["Pending", "Canceled", "Failure", "Failure"],
         "its own end, too, stays there"
     );
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ async fn a_running_ancestor_is_told() {
     assert_eq!((receiver.at("/done").len(), receiver.at("/failed").len()), (1, 0));
     let attempt = f.api.get(&format!("/task/{}/attempts", ids[0])).await.body[0].clone();
     assert_eq!(attempt["reason"], "canceled: nothing that depends on it is alive");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -266,7 +266,7 @@ async fn loops_bring_it_about_as_well() {
     }
     assert_eq!(last_move(&f, &slow[1]).await, ("Canceled".into(), "dead_end".into(), "timeout".into()));
     assert_eq!(last_move(&f, &failing[1]).await, ("Canceled".into(), "dead_end".into(), "start".into()));
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -285,7 +285,7 @@ async fn a_stop_counts_what_it_cancels_as_ever() {
     let numbers = ["canceled_waiting", "canceled_running", "already_terminal"].map(|name| stopped[name].clone());
     assert_eq!(numbers, [json!(4499), json!(1), json!(0)]);
     assert_eq!(f.db.number("select count(*) from event where cause = 'dead_end'").await, 0);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -313,7 +313,7 @@ async fn thousands_of_ancestors_fall_as_one() {
         cancel(&f, &ids[count - 1]).await;
         let canceled = f.db.number("select count(*) from task where status = 'canceled'").await;
         assert_eq!(usize::try_from(canceled).unwrap(), count, "{shape}");
-        f.db.assert_books_balance().await;
+        f.db.assert_counters_match().await;
     }
 }
 
@@ -349,7 +349,7 @@ async fn a_dead_end_can_be_retried_by_hand() {
     f.claim().await;
     f.api.succeed(&ids[2]).await;
     assert_eq!(statuses(&f, &ids).await, ["Success", "Success", "Success"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -382,7 +382,7 @@ async fn both_batches_must_want_it_where_a_link_crosses_them() {
             assert_eq!(statuses(&f, above).await, [both, both, child], "{earlier} {later} {stop}");
             let own = if later || stop { "Canceled" } else { "Pending" };
             assert_eq!(statuses(&f, below).await, [own, own, "Canceled"], "{earlier} {later} {stop}");
-            f.db.assert_books_balance().await;
+            f.db.assert_counters_match().await;
         }
     }
 }
@@ -416,7 +416,7 @@ async fn of_two_last_children_one_notices() {
         tokio::join!(cancel(&f, &ids[2]), cancel(&g, &ids[3]));
         assert_eq!(statuses(&f, &ids).await, ["Canceled"; 4], "round {round}");
     }
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     for store in [f.store, g.store] {
         store.close();
     }
@@ -451,7 +451,7 @@ async fn parents_of_one_child_that_end_together_do_not_block_each_other() {
         assert_eq!(statuses(&f, &ids[13..]).await, ["Failure", "Failure"]);
         assert_eq!(f.db.number("select count(*) from event where cause = 'dead_end'").await, 0);
     }
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     for store in [f.store, g.store] {
         store.close();
     }
@@ -491,7 +491,7 @@ async fn parents_that_fail_together_take_the_others_with_them() {
         );
         assert_eq!(f.db.number(&ended).await, 1, "{found:?}");
     }
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     for store in [f.store, g.store] {
         store.close();
     }

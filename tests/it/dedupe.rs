@@ -68,7 +68,7 @@ async fn of_fifty_requests_at_once_one_creates() {
     }
     assert_eq!(f.db.number("select count(*) from task").await, 4);
     assert_eq!(f.db.number("select count(*) from batch").await, 4, "nothing is stored of the others");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -103,7 +103,7 @@ async fn instances_see_each_other() {
     assert_eq!(f.db.number("select count(*) from task_spec where kind in ('a', 'b')").await, 30);
     let either = "select count(distinct (kind, metadata)) from task_spec where kind in ('c', 'd')";
     assert_eq!(f.db.number(either).await, 10, "of two kinds that exclude each other there is one");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn the_others_of_a_request_are_created() {
     assert_eq!(f.api.get("/batches?scope=none").await.body, json!([]));
     rest["tasks"] = json!([]);
     assert_eq!(f.api.post("/task", &rest).await.status, 204, "as if none were asked for");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn children_wait_for_the_task_that_is_there() {
     let running = f.api.post("/task", &body).await;
     assert_true(&f, &pending).await;
     assert_true(&f, &running).await;
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     assert_eq!(statuses(&f, &ids(&running)).await, ["Waiting"; 3]);
     f.api.fail(&there).await;
     let retrying = f.api.post("/task", &body).await;
@@ -160,7 +160,7 @@ async fn children_wait_for_the_task_that_is_there() {
     f.advance(1);
     f.release().await;
     f.claim().await;
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.api.fail(&there).await;
     for answer in [&pending, &running, &retrying] {
         assert_eq!(statuses(&f, &ids(answer)).await, ["Failure", "Pending", "Failure"]);
@@ -168,14 +168,14 @@ async fn children_wait_for_the_task_that_is_there() {
     let fallen = f.api.task(&ids(&pending)[0]).await;
     assert_eq!(fallen["failure_type"], "dependency");
     assert_eq!(f.deliver().await, 3, "on_failure of the required ones");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 
     let again = f.api.create(&json!([one(&json!(1))])).await.remove(0);
     let later = ids(&f.api.post("/task", &body).await);
     f.claim().await;
     f.api.succeed(&again).await;
     assert_eq!(statuses(&f, &later).await, ["Pending", "Pending", "Waiting"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -211,7 +211,7 @@ async fn children_of_what_has_ended_go_by_how_it_ended() {
         assert_eq!(statuses(&f, &ids(&answer)).await, expected, "{end}");
         assert_true(&f, &answer).await;
         assert_eq!(f.api.task(&old[1]).await, before, "children that had been there are not moved again");
-        f.db.assert_books_balance().await;
+        f.db.assert_counters_match().await;
         let events = f.api.get(&format!("/task/{}/events", ids(&answer)[0])).await.body;
         let causes: Vec<&Value> = events.as_array().unwrap().iter().map(|event| &event["cause"]).collect();
         if end == "Success" {
@@ -226,7 +226,7 @@ async fn children_of_what_has_ended_go_by_how_it_ended() {
             assert_eq!(f.deliver().await, 2, "on_failure, and the batch is complete");
         }
         while f.claim().await > 0 {}
-        f.db.assert_books_balance().await;
+        f.db.assert_counters_match().await;
     }
 }
 
@@ -245,11 +245,11 @@ async fn tasks_of_one_request_count_too() {
     assert_eq!(statuses(&f, &created).await, ["Pending", "Waiting", "Waiting"]);
     let links = f.db.number("select count(*) from link where requires_success").await;
     assert_eq!((links, f.db.number("select count(*) from link").await), (2, 2), "two of one are one, and required");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.claim().await;
     f.api.fail(&created[0]).await;
     assert_eq!(statuses(&f, &created).await, ["Failure", "Failure", "Failure"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -295,7 +295,7 @@ async fn a_matcher_looks_at_the_status_it_names() {
     task["kind"] = json!("third");
     assert_eq!(f.api.post("/task", &json!([task])).await.status, 201);
     assert_eq!(f.api.post("/task", &json!([task])).await.status, 204);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -407,7 +407,7 @@ async fn a_repeated_request_gets_the_same_answer() {
     let again = post("none", &all).await;
     assert_eq!((again.status.as_u16(), batch(&again)), (204, batch(&nothing)), "although it could be created now");
     assert_eq!(f.api.post("/task", &all).await.status, 201);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -441,7 +441,7 @@ async fn a_stopped_batch_leaves_no_child_waiting_elsewhere() {
     assert_eq!((&stopped.body["canceled_pending"], &stopped.body["canceled_waiting"]), (&json!(1), &json!(1)));
     assert_eq!(statuses(&f, &ids(&first)).await, ["Canceled", "Canceled"], "no fall in the batch itself");
     assert_eq!(statuses(&f, &ids(&second)).await, ["Failure", "Pending", "Failure"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 
     let third = f.api.post("/task", &json!([one(&json!(1)), child("own", &[("one", true)])])).await;
     let fourth = f.api.post("/task", &body).await;
@@ -451,7 +451,7 @@ async fn a_stopped_batch_leaves_no_child_waiting_elsewhere() {
     f.claim().await;
     f.api.succeed(&ids(&third)[0]).await;
     assert_eq!(statuses(&f, &ids(&third)).await, ["Success", "Pending"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -476,14 +476,14 @@ async fn a_retry_by_hand_reaches_the_children_elsewhere() {
     assert!(blocked.body["detail"].as_str().unwrap().contains(&there), "a parent in another batch is in the way");
     let done = retry(&there).await;
     assert_eq!(done.body["revived"], json!([children[1], children[3]]), "{}", done.body);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     // Who had counted it as ended waits for it again, and no longer than that.
     f.api.succeed(&children[0]).await;
     assert_eq!(statuses(&f, &children[1..]).await, ["Waiting", "Waiting", "Waiting"]);
     f.claim().await;
     f.api.succeed(&there).await;
     assert_eq!(statuses(&f, &children[1..]).await, ["Pending", "Pending", "Waiting"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 
     // One that came when its parent had failed long before comes back as well.
     let there = f.api.create(&json!([plain("a", &json!(5))])).await.remove(0);
@@ -499,11 +499,11 @@ async fn a_retry_by_hand_reaches_the_children_elsewhere() {
     assert_eq!((nothing.status.as_u16(), &nothing.body["retried"]), (200, &json!([])));
     assert_eq!(retry(&there).await.body["revived"], json!([late[0]]));
     assert_eq!(statuses(&f, &late).await, ["Waiting", "Pending"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.claim().await;
     f.api.succeed(&there).await;
     assert_eq!(statuses(&f, &late).await, ["Pending", "Running"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -542,7 +542,7 @@ async fn batches_go_one_by_one_and_leave_no_link_behind() {
         if !newer_first {
             assert_eq!(f.api.status(&ids(&second)[0]).await, "Running");
             f.api.succeed(&ids(&second)[0]).await;
-            f.db.assert_books_balance().await;
+            f.db.assert_counters_match().await;
         }
     }
 }
@@ -582,7 +582,7 @@ async fn a_fall_that_is_under_way_takes_new_children_along() {
     assert_eq!(failed.await.unwrap().status, 200);
     assert_eq!(statuses(&f, &old).await, ["Failure", "Failure"]);
     assert_eq!(statuses(&f, &ids(&answer)).await, ["Failure", "Failure"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -605,11 +605,11 @@ async fn a_retry_that_is_under_way_counts_new_children() {
     sqlx::raw_sql("commit").execute(&mut held).await.unwrap();
     let children = ids(&posted.await.unwrap());
     assert_eq!(retried.await.unwrap().body["revived"], json!([children[2]]));
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.claim().await;
     f.api.succeed(&there).await;
     assert_eq!(statuses(&f, &children).await, ["Running", "Waiting", "Pending"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -631,7 +631,7 @@ async fn a_parent_that_ends_meanwhile_moves_its_new_children() {
         assert_eq!((&answer.body[0]["status"], ended.await.unwrap().status.as_u16()), (&json!("Waiting"), 200));
         let expected = if success { "Pending" } else { "Failure" };
         assert_eq!(statuses(&f, &ids(&answer)).await, [expected]);
-        f.db.assert_books_balance().await;
+        f.db.assert_counters_match().await;
     }
 }
 
@@ -654,7 +654,7 @@ async fn what_has_ended_between_look_and_lock_is_still_the_parent() {
     let answer = posted.await.unwrap();
     assert_true(&f, &answer).await;
     assert_eq!(statuses(&f, &ids(&answer)).await, ["Failure", "Pending"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -703,7 +703,7 @@ async fn many_at_once_and_everything_ends() {
     for storm in storms {
         storm.await.unwrap();
     }
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     // Nobody is left behind: with every report the rest comes to its turn.
     loop {
         f.claim().await;
@@ -716,7 +716,7 @@ async fn many_at_once_and_everything_ends() {
         }
     }
     assert_eq!(f.db.number("select count(*) from task where ended_at is null").await, 0);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -744,7 +744,7 @@ async fn thousands_of_keys_in_a_request() {
     assert_eq!(ids(&posted.await.unwrap()).len(), 5001);
     assert_eq!(f.api.post("/task", &json!(tasks[..5000])).await.status, 204);
     assert_eq!(f.db.number("select count(*) from task").await, 5001);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -762,5 +762,5 @@ async fn children_come_after_a_parent_whose_clock_was_ahead() {
     f.claim().await;
     f.api.fail(ahead).await;
     assert_eq!(f.api.post(&format!("/task/{ahead}/retry"), &json!({})).await.body["revived"], json!(children));
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }

@@ -48,7 +48,7 @@ async fn forty_parents_of_the_same_children_finish_at_once() {
         released += metric(&page, "reprise_transitions_total{from=\"waiting\",to=\"pending\"}");
     }
     assert_eq!(released, 200, "each exactly once");
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -93,7 +93,7 @@ async fn six_hundred_slow_receivers_are_each_called_once() {
     assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 600);
     let page = instance.api.get("/metrics").await.body;
     assert_eq!(metric(&page, "reprise_transitions_total{from=\"claimed\",to=\"pending\"}"), 0, "none was requeued");
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -122,7 +122,7 @@ async fn reports_before_the_answer_end_the_task() {
     assert_eq!(receiver.keys().len(), 300);
     let page = instance.api.get("/metrics").await.body;
     assert_eq!(metric(&page, "reprise_task_timeouts_total"), 0);
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -192,7 +192,7 @@ async fn what_was_acknowledged_survives_a_kill() {
     for id in reporter.await.unwrap() {
         assert_eq!(second.api.status(&id).await, "Success");
     }
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -221,7 +221,7 @@ async fn the_claims_of_a_killed_instance_are_taken_over() {
         keys[20..].iter().collect::<HashSet<_>>(),
         "the same keys again"
     );
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -271,7 +271,7 @@ async fn clients_that_hang_up_leave_nothing_half_done() {
         assert_eq!(instance.api.succeed(id).await.status, 200);
     }
     eventually("the children to run", async || (count(&db, "running").await == 300).then_some(())).await;
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -289,7 +289,7 @@ async fn a_shutdown_in_good_order() {
     let keys = receiver.keys();
     assert_eq!(count(&db, "running").await, i64::try_from(keys.len()).unwrap());
     assert_eq!(count(&db, "pending").await, i64::try_from(100 - keys.len()).unwrap());
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -305,7 +305,7 @@ async fn a_stop_goes_on_when_its_client_hangs_up() {
     eventually("it to begin", async || (count(&db, "canceled").await > 0).then_some(())).await;
     drop(stream);
     eventually("it to end", async || (count(&db, "canceled").await == 9000).then_some(())).await;
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -373,5 +373,5 @@ async fn what_the_server_breaks_off_may_be_tried_again() {
     assert!(answer.is_not_now(), "{} {}", answer.status, answer.body);
     holder.rollback().await.unwrap();
     assert_eq!(instance.api.succeed(&ids[0]).await.status, 200);
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }

@@ -88,7 +88,7 @@ impl CalledTwice {
             let answer = self.instance.api.patch(&at(&call), &json!({"status": "Success"})).await;
             assert_eq!(answer.status, 200, "{}", answer.body);
         }
-        self.db.assert_books_balance().await;
+        self.db.assert_counters_match().await;
     }
 }
 
@@ -125,7 +125,7 @@ async fn the_answer_of_a_call_before_the_present_claim_does_not_start_anybody() 
     for id in &called.ids {
         assert_eq!(called.instance.api.status(id).await, "Failure");
     }
-    called.db.assert_books_balance().await;
+    called.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -28,7 +28,7 @@ async fn a_child_waits_for_all_its_parents() {
     assert_eq!(f.api.status(&ids[2]).await, "Waiting");
     f.api.succeed(&ids[1]).await;
     assert_eq!(f.api.status(&ids[2]).await, "Pending");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -50,7 +50,7 @@ async fn failure_falls_through_required_links_only() {
     assert_eq!(statuses(&f, &ids).await, ["Failure", "Failure", "Failure", "Pending", "Running", "Failure"]);
     let fallen = f.api.task(&ids[2]).await;
     assert_eq!((&fallen["failure_type"], &fallen["run"]), (&json!("dependency"), &json!(0)));
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn cancel_cascades_and_tells_nobody_on_failure_of_itself() {
     assert_eq!(of, [ids[1].clone()], "the fallen child's on_failure, not the canceled task's");
     assert_eq!(f.api.delete(&format!("/task/{}", ids[0])).await.status, 200, "again changes nothing");
     assert_eq!(f.api.delete(&format!("/task/{}", ids[1])).await.status, 409);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn a_paused_child_counts_down_and_stays_paused() {
     assert_eq!(statuses(&f, &ids).await, ["Success", "Paused", "Pending"]);
     let resumed = f.api.patch(&format!("/task/resume/{}", ids[1]), &json!({})).await;
     assert_eq!(resumed.body["status"], "Pending");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -121,7 +121,7 @@ async fn ten_thousand_tasks_fall_as_one() {
         assert_eq!(f.db.number("select count(*) from task where status = 'failure'").await, 10_000, "{shape}");
         let batch = f.api.get("/batches").await.body[0].clone();
         assert_eq!(batch["status_counts"]["failure"], 10_000, "{shape}");
-        f.db.assert_books_balance().await;
+        f.db.assert_counters_match().await;
     }
 }
 

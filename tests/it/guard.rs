@@ -50,7 +50,7 @@ async fn no_spelling_of_a_private_address_is_called() {
         assert!(reason.ends_with(" has no allowed address (WEBHOOK_ALLOW)"), "{reason}");
     }
     assert!(receiver.received().is_empty());
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -272,7 +272,7 @@ async fn a_receiver_at_its_limit_leaves_places_for_others() {
     })
     .await;
     assert_eq!(slow.received().len(), 11, "each was called once");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]

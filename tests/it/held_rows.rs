@@ -156,7 +156,7 @@ async fn others_start_while_somebody_holds_a_claimed_task() {
     for id in &held {
         setup.api().wait_for(id, "Running").await;
     }
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -197,7 +197,7 @@ async fn others_are_reported_while_somebody_holds_children_of_reported_tasks() {
         setup.api().wait_for(id, "Running").await;
         assert_eq!(setup.api().succeed(id).await.status, 200);
     }
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 /// Sends a sign of life every half second until it is told to stop; answers how many brought a count.
@@ -262,7 +262,7 @@ async fn signs_of_life_count_while_somebody_holds_the_counters_of_a_batch() {
     assert_eq!(setup.api().succeed(&other).await.status, 200);
     setup.one_goes_through(&json!({})).await;
     assert_eq!(setup.receiver.at(path).len(), 1, "told once");
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -294,7 +294,7 @@ async fn tasks_start_and_end_while_somebody_holds_the_counters_of_their_batch() 
     eventually("it to be told", async || (!setup.receiver.at(path).is_empty()).then_some(())).await;
     setup.one_goes_through(&json!({})).await;
     assert_eq!(setup.receiver.at(path).len(), 1, "told once");
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -341,7 +341,7 @@ async fn loops_go_on_while_somebody_holds_a_child_of_an_overdue_task() {
     for id in &mine {
         setup.api().wait_for(id, "Failure").await;
     }
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -358,7 +358,7 @@ async fn due_retries_are_released_while_somebody_holds_one() {
     }
     stranger.let_go_after(HOLD).await;
     assert_eq!(setup.api().wait_for(&ids[0], "Running").await["run"], 1);
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -396,7 +396,7 @@ async fn whatever_needs_no_claim_goes_on_while_somebody_holds_the_lock_of_claims
     for id in &new {
         setup.api().wait_for(id, "Running").await;
     }
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -410,7 +410,7 @@ async fn others_go_through_while_somebody_holds_counts_by_status() {
                pid % 16 = shard) desc limit 1) for update";
     let stranger = Stranger::holding(&setup.db, row).await;
     setup.others_go_through_while(stranger, json!({})).await;
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -434,7 +434,7 @@ async fn others_go_through_while_somebody_holds_a_slot() {
         }
         assert_eq!(setup.api().succeed(id).await.status, 200);
     }
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -450,7 +450,7 @@ async fn others_go_through_while_somebody_holds_a_notification_that_is_being_sen
     setup.others_go_through_while(stranger, json!({})).await;
     let open = "select count(*) from outbox where status <> 'success'";
     eventually("all to be marked", async || (setup.db.number(open).await == 0).then_some(())).await;
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -464,7 +464,7 @@ async fn others_go_through_while_somebody_holds_a_default_policy() {
     setup.others_go_through_while(stranger, json!({})).await;
     answered(changes).await;
     assert!(setup.api().put(path, &policy).await.status.is_success());
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -478,7 +478,7 @@ async fn others_go_through_while_somebody_holds_the_turn_of_a_key() {
     answered(waiting).await;
     ids.extend(setup.running(mine).await);
     setup.one_goes_through(&json!({})).await;
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -500,7 +500,7 @@ async fn others_go_through_while_somebody_holds_statistics_of_retries() {
     for id in later {
         assert_eq!(setup.api().succeed(id).await.status, 200);
     }
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -531,5 +531,5 @@ async fn many_who_want_a_held_task_leave_room_for_others() {
     for one in tokio::time::timeout(PATIENCE, join_all(many)).await.expect("everybody is answered") {
         one.unwrap();
     }
-    setup.db.assert_books_balance().await;
+    setup.db.assert_counters_match().await;
 }

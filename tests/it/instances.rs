@@ -136,7 +136,7 @@ async fn one_is_killed() {
         let answer = api.patch(&at(call), &json!({"status": "Failure", "failure_reason": "late"})).await;
         assert_eq!(answer.status, 409, "{}", answer.body);
     }
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -220,7 +220,7 @@ async fn one_is_stopped_in_the_middle_of_a_transaction() {
     let answer = report.await.unwrap();
     assert!(answer.status == 200 || answer.is_not_now(), "{} {}", answer.status, answer.body);
     assert_eq!(instances[0].api.succeed(&ids[0]).await.status, 200);
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -27,7 +27,7 @@ async fn a_task_without_on_start_runs_once_claimed() {
     assert_eq!((again.status.as_u16(), again.body), (200, done.body), "a repetition changes nothing");
     let answer = f.api.fail(&ids[0]).await;
     assert_eq!((answer.status.as_u16(), &answer.body["current_status"]), (409, &json!("Success")));
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn pause_and_resume() {
     f.api.succeed(&ids[0]).await;
     assert_eq!(f.api.patch(&resume(&ids[0]), &json!({})).await.status, 409);
     assert_eq!(f.api.patch(&pause(&uuid::Uuid::now_v7().to_string()), &json!({})).await.status, 404);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn a_pause_keeps_the_date_of_a_retry() {
     assert_eq!(f.release().await, 0, "a paused task is not released");
     let resumed = f.api.patch(&format!("/task/resume/{}", ids[0]), &json!({})).await.body;
     assert_eq!((&resumed["status"], &resumed["next_retry_at"]), (&json!("Pending"), &Value::Null), "due by now");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn stop_cancels_everything_alive_and_nothing_falls() {
     f.advance(86_400);
     assert_eq!(f.release().await, 0, "canceled is final");
     assert_eq!(f.api.delete(&format!("/batch/{}", uuid::Uuid::now_v7())).await.status, 404);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn a_batch_larger_than_a_chunk_is_stopped_whole() {
     let batch = answer.headers["x-batch-id"].to_str().unwrap().to_owned();
     let stopped = f.api.delete(&format!("/batch/{batch}")).await.body;
     assert_eq!((&stopped["canceled_waiting"], &stopped["canceled_pending"]), (&json!(4999), &json!(1)));
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -207,13 +207,13 @@ async fn run_at_holds_a_task_back() {
     assert_eq!(f.claim().await, 0, "its own time has not come");
     f.advance(3600);
     assert_eq!((f.release().await, f.claim().await), (1, 1));
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
 async fn the_single_statements_go_ways_that_the_state_machine_allows() {
     use reprise::domain::lifecycle::{Event, Jitter, Moment, decide};
-    use reprise::domain::retry::Limits;
+    use reprise::domain::retry::RetryLimits;
     use reprise::domain::status::Status;
     use reprise::domain::task::{Flags, Task};
 
@@ -278,7 +278,7 @@ async fn the_single_statements_go_ways_that_the_state_machine_allows() {
             Event::LeaseRanOut,
             Event::RetryDue,
         ];
-        let moment = Moment { now, jitter: Jitter::Exactly(0.0), limits: Limits::default() };
+        let moment = Moment { now, jitter: Jitter::Exactly(0.0), limits: RetryLimits::default() };
         let allowed = events
             .iter()
             .any(|event| decide(&task, event, moment).is_ok_and(|t| t.is_some_and(|t| t.task().status == to)));
@@ -325,7 +325,7 @@ async fn a_change_is_answered_with_what_is_stored() {
     }
     assert_eq!(f.api.status(&ids[0]).await, "RetryPending");
     assert_eq!(f.api.status(&ids[7]).await, "Failure");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 /// A claim is not durable when its worker is called. If the database crashes in that moment the claim is lost, and the

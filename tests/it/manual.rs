@@ -72,7 +72,7 @@ async fn a_failed_task_starts_anew_and_its_fallen_children_wait_again() {
         states(&f, &ids).await,
         expected(&[("Pending", 2), ("Waiting", 1), ("Waiting", 1), ("Success", 0), ("Failure", 0), ("Failure", 0)])
     );
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 
     let events = f.api.get(&format!("/task/{}/events", ids[0])).await.body;
     let last = events.as_array().unwrap().last().unwrap().clone();
@@ -90,7 +90,7 @@ async fn a_failed_task_starts_anew_and_its_fallen_children_wait_again() {
 
     let second = f.api.post(&retry(&ids[4]), &json!({})).await;
     assert_eq!(second.body["revived"], json!([ids[5]]), "now nothing else is in its way");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -114,7 +114,7 @@ async fn without_cascade_only_the_named_task_comes_back() {
     f.claim().await;
     f.api.succeed(&ids[0]).await;
     assert_eq!(f.api.status(&ids[1]).await, "Pending");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -152,7 +152,7 @@ async fn who_may_be_retried() {
     assert_eq!(f.api.get(&format!("/task/{}/attempts", ids[0])).await.body[0]["outcome"], "lost");
     assert_eq!(f.api.post(&retry(&uuid::Uuid::now_v7().to_string()), &json!({})).await.status, 404);
     assert_eq!(f.api.post(&retry(&ids[0]), &json!({"by": "me"})).await.status, 400);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -172,7 +172,7 @@ async fn two_people_press_retry_at_once() {
         }
         assert_eq!(f.api.task(id).await["run"], 1, "never two runs");
     }
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -200,7 +200,7 @@ async fn a_batch_is_retried_and_completes_again() {
         states(&f, &ids).await,
         expected(&[("Pending", 1), ("Waiting", 1), ("Canceled", 0), ("Failure", 0), ("Success", 0)])
     );
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.claim().await;
     f.api.succeed(&ids[0]).await;
     f.claim().await;
@@ -211,7 +211,7 @@ async fn a_batch_is_retried_and_completes_again() {
     let nothing = f.api.post(&path, &json!({})).await;
     assert_eq!((nothing.status.as_u16(), &nothing.body["retried"]), (200, &json!([])));
     assert_eq!(f.api.post(&format!("/batch/{}/retry", uuid::Uuid::now_v7()), &json!({})).await.status, 404);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -231,13 +231,13 @@ async fn who_waits_for_others_too_is_not_released_early() {
     f.api.fail(&ids[0]).await;
     // Both wait for `b` alone now. With `a` open again they wait for both again.
     f.api.post(&retry(&ids[0]), &json!({})).await;
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.claim().await;
     f.api.succeed(&ids[0]).await;
     assert_eq!(f.api.status(&ids[2]).await, "Waiting", "for b");
     f.api.succeed(&ids[1]).await;
     assert_eq!((f.api.status(&ids[2]).await, f.api.status(&ids[3]).await), ("Pending".into(), "Paused".into()));
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -261,5 +261,5 @@ async fn batch_retries_at_once_share_the_work() {
     }
     assert_eq!(retried, 50, "each task once");
     assert_eq!(f.db.number("select max(run)::bigint from task").await, 1);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }

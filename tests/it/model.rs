@@ -474,7 +474,7 @@ async fn play_on(f: &Fixture, nodes: &[Node], steps: &[Step], dead_ends: bool) -
             );
         }
     }
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     Ok(())
 }
 

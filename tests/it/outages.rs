@@ -108,7 +108,7 @@ impl Outages {
             in_time(healed, "a notification", async || !self.receiver.at(&done).is_empty()).await;
         };
         tokio::join!(join_all(requests.iter().map(|request| insist(api, healed, request))), start, notification);
-        self.db.assert_books_balance().await;
+        self.db.assert_counters_match().await;
     }
 
     /// Waits until it is idle and hears of others, with whatever connections it needs for that.

@@ -132,7 +132,7 @@ async fn the_statements_themselves_touch_few_pages() {
 async fn plans_made_while_everything_is_empty_are_good_for_more() {
     let db = Database::new().await;
     // One connection, so that all statements have been prepared on it.
-    let limits = reprise::domain::retry::Limits::default();
+    let limits = reprise::domain::retry::RetryLimits::default();
     let store = reprise::store::Store::new(&db.url, 1, Clock::Database, limits).unwrap();
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     let off = "alter table task set (autovacuum_enabled = off); alter table task_spec set (autovacuum_enabled = off);
@@ -177,17 +177,18 @@ async fn every_tick(store: &reprise::store::Store, id: Uuid) {
     let statements = store.retrying(Patience::Brief, |session| async move {
         let mut tx = session.begin(reprise::store::Actor::Api).await.unwrap();
         transitions::claim(&mut tx, 50, 50, second).await.unwrap();
-        let start = transitions::Start { claim: (id, 7), ignored: None };
+        let start = transitions::StartedClaim { claim: (id, 7), ignored: None };
         transitions::started(&mut tx, &[start]).await.unwrap();
         transitions::release_due(&mut tx, 1000).await.unwrap();
         lock::timed_out(&mut tx, 500, &[]).await.unwrap();
-        lock::free_tasks(&mut tx, &[id]).await.unwrap();
+        lock::unlocked_tasks(&mut tx, &[id]).await.unwrap();
         lock::by_ids(&mut tx, &[id]).await.unwrap();
-        whole::free(&mut tx, &[id]).await.unwrap();
+        whole::lock_unlocked(&mut tx, &[id]).await.unwrap();
         whole::small_tasks_in(&mut tx, &[id]).await.unwrap();
-        let sign = progress::Sign { id, run: None, success: 1, failures: 0, expected_count: None, priority: None };
-        progress::add_free(&mut tx, std::slice::from_ref(&sign)).await.unwrap();
-        progress::record(&mut tx, &[sign]).await.unwrap();
+        let heartbeat =
+            progress::Heartbeat { id, run: None, success: 1, failures: 0, expected_count: None, priority: None };
+        progress::add_without_slots(&mut tx, std::slice::from_ref(&heartbeat)).await.unwrap();
+        progress::record(&mut tx, &[heartbeat]).await.unwrap();
         let locked = lock::by_ids(&mut tx, &[id]).await.unwrap();
         let canceled = decide(&locked.tasks[0], &Event::Canceled, locked.moment).unwrap().unwrap();
         transitions::apply(&mut tx, &[canceled], locked.moment).await.unwrap();

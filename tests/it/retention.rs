@@ -62,12 +62,12 @@ async fn only_old_finished_and_told_batches_are_deleted() {
     ] {
         assert_eq!(f.db.number(&format!("select count(*) from {table}")).await, 0, "{table}");
     }
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 
     f.deliver().await;
     assert_eq!(f.clean_up(7).await, 1, "given up is told");
     assert_eq!(f.db.number("select count(*) from outbox").await, 0);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 /// A finished batch of that many tasks: a chain if `chained`, all failed by hand otherwise.
@@ -88,9 +88,9 @@ async fn finished(f: &Fixture, tasks: usize, chained: bool) -> Vec<String> {
 }
 
 async fn assert_doctor_is_content(f: &Fixture) {
-    let found = books::examine(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();
+    let found = books::audit(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();
     assert_eq!(found, []);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 const TABLES: [&str; 8] = ["task", "task_spec", "link", "attempt", "event", "outbox", "batch_count", "batch"];

@@ -43,13 +43,13 @@ async fn at_most_so_many_execute_and_the_rest_follow_in_order() {
     f.api.succeed(&ids[0]).await;
     f.api.succeed(&ids[2]).await;
     assert_eq!(f.claim().await, 2);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     for id in &ids[3..] {
         f.api.succeed(id).await;
     }
     assert_eq!(f.claim().await, 0);
     assert_eq!(f.db.number("select sum(used)::bigint from slot").await, 2, "the other tenant's");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn higher_priority_is_unparked_first() {
         assert_eq!(f.claim().await, 1);
         assert_eq!(f.api.status(&ids[expected]).await, "Running");
     }
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -94,12 +94,12 @@ async fn every_exit_frees_the_slot() {
             }
         };
         assert!(ended, "{exit}");
-        f.db.assert_books_balance().await;
+        f.db.assert_counters_match().await;
         f.claim().await;
         assert_eq!(f.api.status(&second).await, "Running", "{exit}");
         f.api.succeed(&second).await;
         f.api.delete(&format!("/task/{first}")).await;
-        f.db.assert_books_balance().await;
+        f.db.assert_counters_match().await;
     }
     assert_eq!(f.db.number("select coalesce(sum(used), 0)::bigint from slot").await, 0);
 }
@@ -121,7 +121,7 @@ async fn claims_that_end_before_the_start_free_the_slot() {
     let claim = || async { f.store.retrying(Patience::Brief, claim_ten).await.unwrap() };
     let claimed = claim().await;
     assert_eq!(claimed.len(), 1);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     let claim_id = claimed[0].claim_id();
     let give_back = |session: Session| async move {
         let mut tx = session.begin(Actor::Loop("start")).await?;
@@ -129,14 +129,14 @@ async fn claims_that_end_before_the_start_free_the_slot() {
         tx.commit().await
     };
     f.store.retrying(Patience::Brief, give_back).await.unwrap();
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     assert_eq!(claim().await[0].id.to_string(), ids[0], "its place in the queue is the old one");
     f.advance(31);
     assert_eq!(f.expire().await, 1);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     assert_eq!(claim().await[0].id.to_string(), ids[0]);
     assert!(claim().await.is_empty());
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn tasks_without_the_rule_count_and_other_kinds_can_be_looked_at() {
         {"type": "Concurrency", "max_concurrency": 2, "matcher": {"kind": "import"}}]});
     f.api.create(&json!([report, report])).await;
     assert_eq!(f.claim().await, 0, "two imports are running");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.api.succeed(&early[0]).await;
     assert_eq!(f.claim().await + f.claim().await, 2, "reports do not count themselves");
     let late = f.api.create(&json!([{"name": "n", "kind": "import"}, {"name": "n", "kind": "import"}])).await;
@@ -161,7 +161,7 @@ async fn tasks_without_the_rule_count_and_other_kinds_can_be_looked_at() {
     f.api.succeed(&late[1]).await;
     assert_eq!(f.claim().await, 1);
     assert_eq!(f.api.status(&report[0]).await, "Running");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -177,7 +177,7 @@ async fn a_blocked_task_hides_nobody() {
     {}
     assert_eq!(f.api.status(&plain[0]).await, "Running");
     assert_eq!(f.api.status(&loose[0]).await, "Running", "the same key with a higher limit");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -191,13 +191,13 @@ async fn all_rules_have_to_pass() {
     let ids = f.api.create(&json!([task("a"), task("a"), task("b"), task("c")])).await;
     assert_eq!(f.claim().await, 2);
     assert_eq!(statuses(&f, &ids).await, ["Running", "Pending", "Running", "Pending"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.api.succeed(&ids[2]).await;
     assert_eq!(f.claim().await, 1);
     assert_eq!(statuses(&f, &ids).await, ["Running", "Pending", "Success", "Running"], "its tenant is at its limit");
     f.api.succeed(&ids[0]).await;
     assert_eq!(f.claim().await, 1);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -211,18 +211,18 @@ async fn progress_frees_capacity() {
     assert_eq!(f.claim().await, 2, "60 are below 100, 120 are not");
     f.api.put(&format!("/task/{}", ids[0]), &json!({"new_success": 15, "new_failures": 5})).await;
     assert_eq!(f.claim().await, 0, "100 are not below 100");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.api.put(&format!("/task/{}", ids[1]), &json!({"new_success": 1})).await;
     assert_eq!(f.claim().await, 1);
     // More than was expected frees no more than all of it.
     f.api.put(&format!("/task/{}", ids[0]), &json!({"new_success": 500})).await;
     f.api.patch(&format!("/task/{}", ids[1]), &json!({"expected_count": 1000})).await;
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.api.patch(&format!("/task/{}", ids[1]), &json!({"status": "Success", "new_success": 3})).await;
     f.api.succeed(&ids[0]).await;
     f.api.succeed(&ids[2]).await;
     assert_eq!(f.db.number("select sum(used + load)::bigint from slot").await, 0);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -238,12 +238,12 @@ async fn new_rules_are_looked_at_at_once() {
     assert_eq!(changed.status, 200, "{}", changed.body);
     assert_eq!(changed.body, json!({"batch_id": batch, "kind": "k", "updated_count": 6}));
     assert_eq!(f.claim().await, 2);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     let one = f.api.get("/task?status=Pending").await.body;
     assert_eq!(f.api.task(one[0]["id"].as_str().unwrap()).await["rules"][0]["max_concurency"], 3);
     assert_eq!(f.api.patch(&path, &json!({"kind": "k", "rules": []})).await.status, 200);
     assert_eq!(f.claim().await, 3);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 
     assert_eq!(f.api.patch(&path, &json!({"kind": "other", "rules": []})).await.body["updated_count"], 0);
     let nobody = "/batch/01900000-0000-7000-8000-000000000000/rules";
@@ -264,10 +264,10 @@ async fn a_parked_task_follows_its_metadata() {
     assert_eq!(f.claim().await, 1, "it belongs to another tenant now");
     // What executes stays where it was counted.
     f.api.patch(&format!("/task/{}", ids[1]), &json!({"metadata": {"tenant": "a"}})).await;
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     f.api.succeed(&ids[1]).await;
     f.api.succeed(&ids[0]).await;
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -345,7 +345,7 @@ async fn it_holds_at_every_instant_across_instances() {
     let (most, looks) = watch.await.unwrap();
     assert!(most > 1 && looks > 10, "{most} at once in {looks} looks");
     assert_eq!(f.db.number("select coalesce(sum(used + load), 0)::bigint from slot").await, 0);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -369,10 +369,10 @@ async fn a_rule_that_is_new_counts_what_is_being_claimed() {
             f.api.create(&ruled),
         );
         assert_eq!(claims, 60);
-        f.db.assert_slots_balance().await;
+        f.db.assert_slots_match().await;
         f.claim().await;
         assert_eq!(f.api.status(&created[0]).await, "Pending");
-        f.db.assert_books_balance().await;
+        f.db.assert_counters_match().await;
     }
 }
 
@@ -395,5 +395,5 @@ async fn what_nobody_occupies_or_waits_for_is_forgotten() {
     f.api.succeed(&ids[0]).await;
     assert_eq!(f.claim().await, 1);
     assert_eq!(statuses(&f, &again).await, ["Running", "Running"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }

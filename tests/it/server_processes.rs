@@ -116,5 +116,5 @@ async fn clients_that_hang_up_while_they_wait_for_a_lock_leave_no_server_process
     stop.cancel();
     stranger.let_go_after(SIEGE).await;
     assert_alive(&instance).await;
-    db.assert_books_balance().await;
+    db.assert_counters_match().await;
 }

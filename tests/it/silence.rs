@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use reprise::clock::Clock;
-use reprise::domain::retry::Limits;
+use reprise::domain::retry::RetryLimits;
 use reprise::store::{Store, policies};
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ impl Silence {
         assert!([200, 201, 202, 503].contains(&second), "{second}");
         let next = send(&self.instance.api).await;
         assert!([200, 201, 202].contains(&next), "{next}");
-        self.db.assert_books_balance().await;
+        self.db.assert_counters_match().await;
     }
 }
 
@@ -114,7 +114,7 @@ async fn answers_to_on_start_are_written() {
     silence.proxy.trapped().await;
     let sent = "select count(*) from outbox where status = 'success'";
     eventually("all to be marked", async || (silence.db.number(sent).await == 5).then_some(())).await;
-    silence.db.assert_books_balance().await;
+    silence.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -142,7 +142,7 @@ async fn a_failover_without_a_word() {
     .await;
     let moving = "select count(*) from task where status in ('pending', 'claimed')";
     eventually("it to run", async || (silence.db.number(moving).await == 0).then_some(())).await;
-    silence.db.assert_books_balance().await;
+    silence.db.assert_counters_match().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -162,14 +162,14 @@ async fn who_waits_for_a_lock_too_long_leaves_nobody_waiting_in_the_server() {
     holder.rollback().await.unwrap();
     assert_eq!(api.succeed(&ids[0]).await.status, 200);
     assert_eq!(api.task(&ids[0]).await["success"], 0, "what was not acknowledged has not come later");
-    silence.db.assert_books_balance().await;
+    silence.db.assert_counters_match().await;
 }
 
 /// In the time of the test: nobody waits in turn for a database that is not there.
 #[tokio::test]
 async fn where_there_is_no_database_all_who_want_policies_know_it_at_once() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let store = Store::new(&format!("postgres://u@{free}/d"), 4, Clock::Database, Limits::default()).unwrap();
+    let store = Store::new(&format!("postgres://u@{free}/d"), 4, Clock::Database, RetryLimits::default()).unwrap();
     tokio::time::pause();
     let started = tokio::time::Instant::now();
     for answer in join_all((0..20).map(|_| policies::by_kind(&store))).await {

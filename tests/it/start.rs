@@ -58,7 +58,7 @@ async fn a_report_before_the_answer_wins() {
     assert_eq!(f.api.status(&ids[0]).await, "Success");
     f.advance(86_400);
     assert_eq!(f.expire().await, 0);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -130,7 +130,7 @@ async fn answers_that_are_no_success_fail_the_run() {
     let task = f.api.task(&ids[0]).await;
     assert_eq!(task["failure_type"], "network_error");
     assert!(task["failure_reason"].as_str().unwrap().contains("cannot connect"), "{task}");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn a_lost_claim_is_taken_over_with_the_same_key() {
     // The dead one wakes up: what it has to say is no longer heard.
     dead.write_answers().await;
     assert_eq!(alive.api.status(&ids[0]).await, "Running");
-    alive.db.assert_books_balance().await;
+    alive.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -177,7 +177,7 @@ async fn a_worker_whose_claim_was_lost_may_still_report() {
     assert_eq!(f.api.patch(&path, &json!({"status": "Success", "run": 0})).await.body["status"], "Success");
     f.write_answers().await;
     assert_eq!(f.api.status(&ids[0]).await, "Success");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 /// A receiver that answers only when it is let.
@@ -226,7 +226,7 @@ async fn leases_are_renewed_while_calls_wait_or_run() {
     })
     .await;
     assert_eq!(receiver.keys().len(), 2, "each was called once");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -246,7 +246,7 @@ async fn what_is_canceled_while_it_waits_is_not_called() {
     f.start().await;
     let paths: Vec<String> = receiver.received().into_iter().map(|r| r.path).collect();
     assert_eq!(paths, ["/start", "/after"]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -322,7 +322,7 @@ async fn what_was_not_started_is_given_back_at_the_end() {
     tokio::join!(drain, given_back);
     f.write_answers().await;
     assert_eq!(f.db.number("select count(*) from task where status = 'running'").await, 1);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -339,7 +339,7 @@ async fn a_start_does_not_wait_for_a_task_that_somebody_has_locked() {
     // It has not been forgotten.
     f.write_answers().await;
     assert_eq!(f.api.status(&ids[0]).await, "Running");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }
 
 #[tokio::test]
@@ -377,5 +377,5 @@ async fn the_answers_of_two_runs_are_told_apart() {
     assert_eq!(f.api.status(&ids[0]).await, "RetryPending");
     let attempts = f.api.get(&format!("/task/{}/attempts", ids[0])).await.body;
     assert_eq!((&attempts[1]["run"], &attempts[1]["http_status"]), (&json!(1), &json!(500)), "{attempts}");
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }

@@ -103,10 +103,10 @@ async fn listed(f: &Fixture, query: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_task_of_the_version_before_is_executed_and_mended() {
+async fn a_task_of_the_version_before_is_executed_and_repaired() {
     let f = Fixture::new().await;
     let (_, task) = created_by_the_version_before(&f).await;
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     assert!(doctor(&f, &["--fix"]).0, "whatever it left out, the doctor mends");
     let (ok, said) = doctor(&f, &[]);
     assert!(ok, "{said}");
@@ -114,25 +114,25 @@ async fn a_task_of_the_version_before_is_executed_and_mended() {
     let task = task.to_string();
     assert_eq!(f.claim().await, 1);
     assert_eq!(f.api.fail(&task).await.status, 200);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
     assert_eq!(listed(&f, "status=Failure&kind=old&timeout=300").await, [task.as_str()]);
 }
 
 /// As a version leaves them that does not know these columns.
 #[tokio::test]
-async fn derived_columns_are_found_and_mended() {
+async fn derived_columns_are_found_and_repaired() {
     let f = Fixture::new().await;
     let other = f.api.create(&json!([{"name": "n", "kind": "other", "timeout": 300}])).await;
     let (_, old) = created_by_the_version_before(&f).await;
     let old = old.to_string();
     f.claim().await;
     f.db.execute("update task set kind_hash = default; update task_spec set timeout_secs = default").await;
-    let alive = books::examine(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap();
+    let alive = books::audit(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap();
     assert_eq!(alive.len(), 2, "{alive:?}");
     for id in [&old, &other[0]] {
         assert_eq!(f.api.fail(id).await.status, 200);
     }
-    assert_eq!(books::examine(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap(), []);
+    assert_eq!(books::audit(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap(), []);
 
     // Its kind is found without it.
     assert_eq!(listed(&f, "status=Failure&kind=old").await, [old.as_str()]);
@@ -142,14 +142,14 @@ async fn derived_columns_are_found_and_mended() {
     // A task that somebody holds is waited for by nobody.
     let mut holder = f.db.pool.begin().await.unwrap();
     sqlx::query("select from task where id = $1::uuid for update").bind(&old).execute(&mut *holder).await.unwrap();
-    let found = books::examine(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();
-    books::mend(&f.store, &found).await.unwrap();
-    assert_eq!(books::examine(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap().len(), 1);
+    let found = books::audit(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();
+    books::repair(&f.store, &found).await.unwrap();
+    assert_eq!(books::audit(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap().len(), 1);
     holder.rollback().await.unwrap();
     let (ok, said) = doctor(&f, &["--fix"]);
-    assert!(ok && said.contains("mended"), "{said}");
+    assert!(ok && said.contains("repaired"), "{said}");
     assert_eq!(f.db.number("select count(*) from task where kind_hash = 0").await, 0);
     assert_eq!(listed(&f, "status=Failure&timeout=300").await.len(), 2);
     assert_eq!(listed(&f, "status=Failure&kind=old").await, [old.as_str()]);
-    f.db.assert_books_balance().await;
+    f.db.assert_counters_match().await;
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::end_to_end::{Through, through};
 use super::{BULK, BULK_CLIENTS, Bench, Post, calling, tasks};
-use crate::bench::ground::Stage;
+use crate::bench::ground::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
-use crate::bench::report::{Cost, Figure, Outcome, Unit};
+use crate::bench::report::{Cost, Figure, Measurement, Unit};
 
 const ROUNDS: usize = 7;
 const TARGET: f64 = 0.95;
@@ -17,12 +17,12 @@ const TARGET: f64 = 0.95;
 const BLOCKED: &str = r#"{"name":"blocked","kind":"blocked","timeout":86400,"priority":1000,"rules":[{"type":"Concurrency","max_concurrency":1,"matcher":{"kind":"blocked","status":"Running","fields":[]}}]}"#;
 
 /// With many finished tasks in the table.
-pub async fn filled(bench: &Bench<'_>, stage: &Stage, filled: &Stage) -> Result<Outcome, String> {
-    compare(bench, stage, filled, "with finished tasks").await
+pub async fn filled(bench: &Bench<'_>, target: &Target, filled: &Target) -> Result<Measurement, String> {
+    compare(bench, target, filled, "with finished tasks").await
 }
 
 /// With many tasks at the head of the queue that may not start.
-pub async fn blocked(bench: &Bench<'_>, stage: &Stage, other: &Stage) -> Result<Outcome, String> {
+pub async fn blocked(bench: &Bench<'_>, target: &Target, other: &Target) -> Result<Measurement, String> {
     let count = bench.size(100_000, 10_000);
     let bulk = BULK.min(count);
     let progress = Progress::start(&format!("{count} blocked tasks"), count.div_ceil(bulk));
@@ -34,13 +34,13 @@ pub async fn blocked(bench: &Bench<'_>, stage: &Stage, other: &Stage) -> Result<
     load::run(&other.peer, 1, 0..1, &post, &Progress::hidden()).await?;
     bench.sink.next().await?;
     drop(progress);
-    compare(bench, stage, other, "behind blocked tasks").await
+    compare(bench, target, other, "behind blocked tasks").await
 }
 
-async fn compare(bench: &Bench<'_>, free: &Stage, hindered: &Stage, how: &str) -> Result<Outcome, String> {
+async fn compare(bench: &Bench<'_>, free: &Target, hindered: &Target, how: &str) -> Result<Measurement, String> {
     let count = bench.size(10_000, 2000);
-    for stage in [free, hindered] {
-        through(stage, bench.sink, count.div_ceil(10), "warm up").await?;
+    for target in [free, hindered] {
+        through(target, bench.sink, count.div_ceil(10), "warm up").await?;
     }
     let (mut plain, mut slowed) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -57,7 +57,14 @@ async fn compare(bench: &Bench<'_>, free: &Stage, hindered: &Stage, how: &str) -
         Figure::new("without", plain, Unit::TasksPerSecond),
         Figure::new("of that", with / plain, Unit::Times).reach(TARGET),
     ];
-    Ok(Outcome { count: count * ROUNDS, figures, latencies, cost, memory: hindered.memory(), ..Outcome::default() })
+    Ok(Measurement {
+        count: count * ROUNDS,
+        figures,
+        latencies,
+        cost,
+        memory: hindered.memory(),
+        ..Measurement::default()
+    })
 }
 
 /// The rate and the cost of the round in the middle.

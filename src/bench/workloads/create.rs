@@ -4,20 +4,20 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::{BULK, BULK_CLIENTS, Bench, CLIENTS, Post, calling, cost, rate, tasks};
-use crate::bench::ground::Stage;
+use crate::bench::ground::Target;
 use crate::bench::load;
 use crate::bench::progress::Progress;
 use crate::bench::raw::limits::Limit;
-use crate::bench::report::{Figure, Outcome, Raw, Unit};
+use crate::bench::report::{Figure, Measurement, Raw, Unit};
 
 const LEVELS: usize = 10;
 const WIDTH: usize = 100;
 const PARENTS: usize = 3;
 
-pub async fn single(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+pub async fn single(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let count = bench.size(20_000, 4000);
-    let raw = bench.limit_rate(stage, Limit::Insert, CLIENTS, count, Unit::TasksPerSecond).await?;
-    let mut outcome = create(stage, later(&calling(bench.sink)), 1, CLIENTS, count, raw).await?;
+    let raw = bench.limit_rate(target, Limit::Insert, CLIENTS, count, Unit::TasksPerSecond).await?;
+    let mut outcome = create(target, later(&calling(bench.sink)), 1, CLIENTS, count, raw).await?;
     outcome.figures[0].target = Some(8000.0);
     if let Some(ratio) = outcome.ratio() {
         outcome.figures.push(Figure::new("raw inserts", ratio, Unit::Times).reach(1.0));
@@ -25,60 +25,60 @@ pub async fn single(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String>
     Ok(outcome)
 }
 
-pub async fn bulk(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+pub async fn bulk(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let requests = bench.size(100, 20);
     let limit = Limit::Copy { rows: BULK, links: 0 };
-    let raw = bench.limit_rate(stage, limit, BULK_CLIENTS, requests * BULK, Unit::TasksPerSecond).await?;
-    let mut outcome = create(stage, later(&calling(bench.sink)), BULK, BULK_CLIENTS, requests, raw).await?;
+    let raw = bench.limit_rate(target, limit, BULK_CLIENTS, requests * BULK, Unit::TasksPerSecond).await?;
+    let mut outcome = create(target, later(&calling(bench.sink)), BULK, BULK_CLIENTS, requests, raw).await?;
     outcome.figures[0].target = Some(30_000.0);
     Ok(outcome)
 }
 
-pub async fn dag(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+pub async fn dag(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let requests = bench.size(50, 10);
     let limit = Limit::Copy { rows: LEVELS * WIDTH, links: PARENTS };
-    let raw = bench.limit_rate(stage, limit, BULK_CLIENTS, requests * LEVELS * WIDTH, Unit::TasksPerSecond).await?;
+    let raw = bench.limit_rate(target, limit, BULK_CLIENTS, requests * LEVELS * WIDTH, Unit::TasksPerSecond).await?;
     let body = graph(&calling(bench.sink));
-    let post = Arc::new(Post::new(stage, body));
-    let mut outcome = send(stage, &post, LEVELS * WIDTH, BULK_CLIENTS, requests, raw).await?;
+    let post = Arc::new(Post::new(target, body));
+    let mut outcome = send(target, &post, LEVELS * WIDTH, BULK_CLIENTS, requests, raw).await?;
     outcome.figures[0].target = Some(15_000.0);
     Ok(outcome)
 }
 
 async fn create(
-    stage: &Stage,
+    target: &Target,
     each: String,
     per_request: usize,
     clients: usize,
     requests: usize,
     raw: Option<Raw>,
-) -> Result<Outcome, String> {
-    let post = Arc::new(Post::new(stage, tasks(per_request, &each)));
-    send(stage, &post, per_request, clients, requests, raw).await
+) -> Result<Measurement, String> {
+    let post = Arc::new(Post::new(target, tasks(per_request, &each)));
+    send(target, &post, per_request, clients, requests, raw).await
 }
 
 /// A tenth of the requests warms up connections and caches before the clock starts.
 async fn send(
-    stage: &Stage,
+    target: &Target,
     post: &Arc<Post>,
     per_request: usize,
     clients: usize,
     requests: usize,
     raw: Option<Raw>,
-) -> Result<Outcome, String> {
+) -> Result<Measurement, String> {
     let progress =
         Progress::start(&format!("create {} tasks, {per_request} a request", requests * per_request), requests);
-    load::run(&stage.peer, clients, 0..requests.div_ceil(10), post, &Progress::hidden()).await?;
-    let before = stage.usage();
-    let measured = load::run(&stage.peer, clients, 0..requests, post, &progress).await?;
+    load::run(&target.peer, clients, 0..requests.div_ceil(10), post, &Progress::hidden()).await?;
+    let before = target.usage();
+    let measured = load::run(&target.peer, clients, 0..requests, post, &progress).await?;
     let count = requests * per_request;
-    Ok(Outcome {
+    Ok(Measurement {
         count,
         figures: vec![Figure::new("", rate(count, measured.elapsed), Unit::TasksPerSecond)],
         latencies: measured.latencies,
-        cost: cost(before, stage.usage(), count),
+        cost: cost(before, target.usage(), count),
         raw,
-        ..Outcome::default()
+        ..Measurement::default()
     })
 }
 

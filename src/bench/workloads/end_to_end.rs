@@ -6,26 +6,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{BULK, BULK_CLIENTS, Bench, CLIENTS, PATIENCE, Post, calling, cost, rate, settled, tasks};
-use crate::bench::ground::Stage;
+use crate::bench::ground::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::raw::limits::Limit;
-use crate::bench::report::{Cost, Figure, Outcome, Unit};
+use crate::bench::report::{Cost, Figure, Measurement, Unit};
 use crate::bench::sink::Sink;
 
 const TARGET: f64 = 3000.0;
 
-pub async fn plain(bench: &Bench<'_>, stage: &Stage, count: usize) -> Result<Outcome, String> {
-    let raw = bench.limit_rate(stage, Limit::Update, CLIENTS, count.min(20_000), Unit::TasksPerSecond).await?;
-    through(stage, bench.sink, count.div_ceil(20), "warm up").await?;
-    let done = through(stage, bench.sink, count, "end to end").await?;
-    Ok(Outcome {
+pub async fn plain(bench: &Bench<'_>, target: &Target, count: usize) -> Result<Measurement, String> {
+    let raw = bench.limit_rate(target, Limit::Update, CLIENTS, count.min(20_000), Unit::TasksPerSecond).await?;
+    through(target, bench.sink, count.div_ceil(20), "warm up").await?;
+    let done = through(target, bench.sink, count, "end to end").await?;
+    Ok(Measurement {
         count: done.count,
         figures: vec![Figure::new("", done.rate, Unit::TasksPerSecond).reach(TARGET)],
         latencies: done.latencies,
         cost: done.cost,
         raw,
-        ..Outcome::default()
+        ..Measurement::default()
     })
 }
 
@@ -39,22 +39,22 @@ pub struct Through {
 }
 
 /// Sends tasks through the service, and checks with it that every one of them has succeeded.
-pub async fn through(stage: &Stage, sink: &Sink, count: usize, what: &str) -> Result<Through, String> {
+pub async fn through(target: &Target, sink: &Sink, count: usize, what: &str) -> Result<Through, String> {
     let per_request = BULK.min(count);
     let requests = count.div_ceil(per_request);
     let count = requests * per_request;
-    let post = Arc::new(Post::new(stage, tasks(per_request, &calling(sink))));
+    let post = Arc::new(Post::new(target, tasks(per_request, &calling(sink))));
     let progress = Progress::start(&format!("{what}: {count} tasks"), count);
-    let before = stage.usage();
+    let before = target.usage();
     let started = Instant::now();
     let hidden = Progress::hidden();
-    let posting = load::run(&stage.peer, BULK_CLIENTS, 0..requests, &post, &hidden);
+    let posting = load::run(&target.peer, BULK_CLIENTS, 0..requests, &post, &hidden);
     let working = tokio::time::timeout(PATIENCE, work(sink, count, &progress));
     let (_, worked) =
         tokio::try_join!(posting, async { working.await.map_err(|_| "tasks are not called".to_owned())? })?;
     let (last, latencies) = worked;
-    let cost = cost(before, stage.usage(), count);
-    settled(&stage.peer, &post.batches(), "success", count).await?;
+    let cost = cost(before, target.usage(), count);
+    settled(&target.peer, &post.batches(), "success", count).await?;
     let elapsed = last - started;
     Ok(Through { count, elapsed, rate: rate(count, elapsed), latencies, cost })
 }

@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use super::reports::Report;
 use super::{Bench, CLIENTS, SILENT, batch_number, cost, locked, millis, rate, settled};
-use crate::bench::ground::Stage;
+use crate::bench::ground::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::raw::limits::Limit;
-use crate::bench::report::{Figure, Outcome, Unit};
+use crate::bench::report::{Figure, Measurement, Unit};
 use crate::bench::wire;
 
-pub async fn fan_in(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+pub async fn fan_in(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     // A service of somebody else's takes no more in a batch, unless it was told to.
     let full = if bench.ground.is_own() { 50_000 } else { 10_000 };
     let tasks = bench.size(full, 5000).max(3);
     let rounds = if bench.quick { 1 } else { 3 };
-    let raw = bench.limit_time(stage, Limit::Update, 200).await?;
+    let raw = bench.limit_time(target, Limit::Update, 200).await?;
     let (mut latencies, mut elapsed) = (Latencies::default(), Duration::ZERO);
-    let before = stage.usage();
+    let before = target.usage();
     for _ in 0..rounds {
-        let (parents, last) = round(stage, tasks).await?;
+        let (parents, last) = round(target, tasks).await?;
         elapsed += parents;
         latencies.add(last);
     }
@@ -32,27 +32,27 @@ pub async fn fan_in(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String>
         Figure::new("other parents", rate(rounds * (tasks - 2), elapsed), Unit::RequestsPerSecond),
     ];
     let count = rounds * tasks;
-    let cost = cost(before, stage.usage(), count);
-    Ok(Outcome { count, figures, latencies, cost, raw, ..Outcome::default() })
+    let cost = cost(before, target.usage(), count);
+    Ok(Measurement { count, figures, latencies, cost, raw, ..Measurement::default() })
 }
 
 /// How long all parents but one took, and then that one.
-async fn round(stage: &Stage, tasks: usize) -> Result<(Duration, Duration), String> {
-    let (status, answer) = load::once(&stage.peer, "POST", "/task", body(tasks).as_bytes()).await?;
+async fn round(target: &Target, tasks: usize) -> Result<(Duration, Duration), String> {
+    let (status, answer) = load::once(&target.peer, "POST", "/task", body(tasks).as_bytes()).await?;
     let (batch, ids) = (wire::first_uuid(&answer, "batch_id"), wire::uuids(&answer, "id"));
     let (Some(batch), 201) = (batch, status) else {
         return Err(format!("POST /task: {status} {}", String::from_utf8_lossy(&answer[..answer.len().min(300)])));
     };
-    locked(&stage.made).push(batch);
-    settled(&stage.peer, &[batch], "running", tasks - 1).await?;
+    locked(&target.made).push(batch);
+    settled(&target.peer, &[batch], "running", tasks - 1).await?;
     let report = Arc::new(Report::success(ids));
     let progress = Progress::start(&format!("fan-in: report {} parents", tasks - 2), tasks - 2);
-    let parents = load::run(&stage.peer, CLIENTS, 0..tasks - 2, &report, &progress).await?;
-    if batch_number(&stage.peer, batch, "/status_counts/waiting").await? != 1 {
+    let parents = load::run(&target.peer, CLIENTS, 0..tasks - 2, &report, &progress).await?;
+    if batch_number(&target.peer, batch, "/status_counts/waiting").await? != 1 {
         return Err("the child did not wait for its last parent".into());
     }
-    let last = load::run(&stage.peer, 1, tasks - 2..tasks - 1, &report, &Progress::hidden()).await?;
-    if batch_number(&stage.peer, batch, "/status_counts/waiting").await? != 0 {
+    let last = load::run(&target.peer, 1, tasks - 2..tasks - 1, &report, &Progress::hidden()).await?;
+    if batch_number(&target.peer, batch, "/status_counts/waiting").await? != 0 {
         return Err("the child was not released by its last parent".into());
     }
     Ok((parents.elapsed, last.latencies.quantile(1.0).unwrap_or_default()))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{Bench, PATIENCE, Post, settled};
-use crate::bench::ground::Stage;
+use crate::bench::ground::Target;
 use crate::bench::load;
 use crate::bench::progress::Progress;
 use crate::bench::report::{Figure, Unit, megabytes};
@@ -21,7 +21,7 @@ const MOST: f64 = 250.0;
 const REST: Duration = Duration::from_secs(15);
 
 /// The most that the service held while it stored, claimed and called them, and what it held a little later.
-pub async fn large(bench: &Bench<'_>, stage: &Stage) -> Result<Vec<Figure>, String> {
+pub async fn large(bench: &Bench<'_>, target: &Target) -> Result<Vec<Figure>, String> {
     let requests = bench.size(8, 2);
     let count = requests * PER_REQUEST;
     let on_start = json!({"kind": "Webhook", "params": {
@@ -29,17 +29,17 @@ pub async fn large(bench: &Bench<'_>, stage: &Stage) -> Result<Vec<Figure>, Stri
     }});
     let task = json!({"name": "large", "kind": "bench", "on_start": on_start});
     let body = json!(vec![task; PER_REQUEST]).to_string();
-    let post = Arc::new(Post::new(stage, body));
+    let post = Arc::new(Post::new(target, body));
     let progress = Progress::start(&format!("the largest tasks: {count}"), count);
     let (peak, hidden) = (AtomicU64::new(0), Progress::hidden());
     let watching = async {
         loop {
-            peak.fetch_max(stage.memory().unwrap_or(0), Ordering::Relaxed);
+            peak.fetch_max(target.memory().unwrap_or(0), Ordering::Relaxed);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     let working = async {
-        let posting = load::run(&stage.peer, 2, 0..requests, &post, &hidden);
+        let posting = load::run(&target.peer, 2, 0..requests, &post, &hidden);
         let worked = async {
             for _ in 0..count {
                 bench.sink.next().await?;
@@ -49,14 +49,14 @@ pub async fn large(bench: &Bench<'_>, stage: &Stage) -> Result<Vec<Figure>, Stri
         };
         let worked = tokio::time::timeout(PATIENCE, worked);
         tokio::try_join!(posting, async { worked.await.map_err(|_| "tasks are not called".to_owned())? })?;
-        settled(&stage.peer, &post.batches(), "success", count).await
+        settled(&target.peer, &post.batches(), "success", count).await
     };
     tokio::select! {
         never = watching => never,
         worked = working => worked?,
     }
     tokio::time::sleep(REST).await;
-    let later = stage.memory().unwrap_or(0);
+    let later = target.memory().unwrap_or(0);
     let most = Figure::new("with the largest tasks", megabytes(peak.into_inner()), Unit::Megabytes).reach(MOST);
     Ok(vec![most, Figure::new("15 s later", megabytes(later), Unit::Megabytes).reach(MOST / 2.0)])
 }

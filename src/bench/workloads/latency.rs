@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::{Bench, PATIENCE, calling, cost, millis, tasks};
-use crate::bench::ground::Stage;
+use crate::bench::ground::Target;
 use crate::bench::load::Latencies;
 use crate::bench::progress::Progress;
 use crate::bench::raw::limits::Limit;
-use crate::bench::report::{Figure, Outcome, Unit};
+use crate::bench::report::{Figure, Measurement, Unit};
 use crate::bench::sink::{Sink, Worked};
 use crate::bench::wire::{self, Connection};
 
@@ -20,17 +20,17 @@ const REST: Duration = Duration::from_millis(20);
 const LENGTH: usize = 50;
 
 /// From before the request is sent until the call has arrived.
-pub async fn idle(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+pub async fn idle(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let rounds = bench.size(200, 50);
-    let raw = bench.limit_time(stage, Limit::Insert, rounds.max(100)).await?;
+    let raw = bench.limit_time(target, Limit::Insert, rounds.max(100)).await?;
     let mut buffer = Vec::new();
-    stage.peer.request(&mut buffer, "POST", "/task", tasks(1, &calling(bench.sink)).as_bytes());
-    let mut connection = stage.peer.connect().await.map_err(|error| error.to_string())?;
+    target.peer.request(&mut buffer, "POST", "/task", tasks(1, &calling(bench.sink)).as_bytes());
+    let mut connection = target.peer.connect().await.map_err(|error| error.to_string())?;
     let progress = Progress::start("latency: one task at a time", rounds + WARM_UP);
-    let (mut latencies, mut before) = (Latencies::default(), stage.usage());
+    let (mut latencies, mut before) = (Latencies::default(), target.usage());
     for round in 0..rounds + WARM_UP {
         if round == WARM_UP {
-            before = stage.usage();
+            before = target.usage();
         }
         let sent = Instant::now();
         post(&mut connection, &buffer).await?;
@@ -42,23 +42,23 @@ pub async fn idle(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
         tokio::time::sleep(REST).await;
     }
     let figures = vec![figure("p50", &latencies, 0.5).reach(5.0), figure("p99", &latencies, 0.99).reach(20.0)];
-    let cost = cost(before, stage.usage(), rounds);
-    Ok(Outcome { count: rounds, figures, latencies, cost, raw, ..Outcome::default() })
+    let cost = cost(before, target.usage(), rounds);
+    Ok(Measurement { count: rounds, figures, latencies, cost, raw, ..Measurement::default() })
 }
 
 /// From before the Success of a task is sent until the call of the next one has arrived.
-pub async fn chain(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+pub async fn chain(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let chains = bench.size(10, 2);
-    let raw = bench.limit_time(stage, Limit::Update, 200).await?;
+    let raw = bench.limit_time(target, Limit::Update, 200).await?;
     let mut buffer = Vec::new();
-    stage.peer.request(&mut buffer, "POST", "/task", links(&calling(bench.sink)).as_bytes());
-    let mut connection = stage.peer.connect().await.map_err(|error| error.to_string())?;
+    target.peer.request(&mut buffer, "POST", "/task", links(&calling(bench.sink)).as_bytes());
+    let mut connection = target.peer.connect().await.map_err(|error| error.to_string())?;
     let progress = Progress::start("chain: one task after the other", (chains + 1) * LENGTH);
-    let (mut latencies, mut before) = (Latencies::default(), stage.usage());
+    let (mut latencies, mut before) = (Latencies::default(), target.usage());
     for round in 0..=chains {
         // The first one warms up.
         if round == 1 {
-            before = stage.usage();
+            before = target.usage();
         }
         let ids = post(&mut connection, &buffer).await?;
         let mut worked: HashMap<Uuid, Worked> = HashMap::new();
@@ -75,7 +75,14 @@ pub async fn chain(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> 
     }
     let count = chains * LENGTH;
     let figures = vec![figure("p50", &latencies, 0.5).reach(10.0)];
-    Ok(Outcome { count, figures, latencies, cost: cost(before, stage.usage(), count), raw, ..Outcome::default() })
+    Ok(Measurement {
+        count,
+        figures,
+        latencies,
+        cost: cost(before, target.usage(), count),
+        raw,
+        ..Measurement::default()
+    })
 }
 
 fn links(task: &str) -> String {

@@ -4,22 +4,22 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Bench, cost, locked, millis};
-use crate::bench::ground::Stage;
+use crate::bench::ground::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
-use crate::bench::report::{Figure, Outcome, Unit};
+use crate::bench::report::{Figure, Measurement, Unit};
 use crate::bench::wire::{self, Peer};
 
 const TARGET: f64 = 20.0;
 
-pub async fn lists(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+pub async fn lists(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let rounds = bench.size(20, 10);
-    let paths = paths(stage).await?;
+    let paths = paths(target).await?;
     let progress = Progress::start("lists", paths.len() * rounds);
-    let before = stage.usage();
+    let before = target.usage();
     let (mut all, mut figures) = (Latencies::default(), Vec::new());
     for path in &paths {
-        let latencies = ask(&stage.peer, path, rounds, &progress).await?;
+        let latencies = ask(&target.peer, path, rounds, &progress).await?;
         let ms = |q| latencies.quantile(q).map_or(f64::NAN, millis);
         let mut figure = Figure::new("", ms(0.5), Unit::Milliseconds).reach(TARGET);
         figure.of = label(path);
@@ -29,7 +29,13 @@ pub async fn lists(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> 
     // The slowest first: that one says whether the target is met.
     figures.sort_by(|a, b| b.value.total_cmp(&a.value));
     let count = paths.len() * rounds;
-    Ok(Outcome { count, figures, latencies: all, cost: cost(before, stage.usage(), count), ..Outcome::default() })
+    Ok(Measurement {
+        count,
+        figures,
+        latencies: all,
+        cost: cost(before, target.usage(), count),
+        ..Measurement::default()
+    })
 }
 
 /// Over one connection, the first time apart.
@@ -55,8 +61,8 @@ async fn ask(peer: &Peer, path: &str, rounds: usize, progress: &Progress) -> Res
 }
 
 /// Every filter, with values that many, few and no tasks have, and places far from the start.
-async fn paths(stage: &Stage) -> Result<Vec<String>, String> {
-    let peer = &stage.peer;
+async fn paths(target: &Target) -> Result<Vec<String>, String> {
+    let peer = &target.peer;
     let small = br#"[{"id":"a","name":"bench","kind":"small","timeout":86400},{"name":"bench","kind":"small","dependencies":[{"id":"a"}]}]"#;
     let (status, created) = load::once(peer, "POST", "/task", small).await?;
     if status != 201 {
@@ -64,7 +70,7 @@ async fn paths(stage: &Stage) -> Result<Vec<String>, String> {
     }
     let created: Value = serde_json::from_slice(&created).map_err(|error| format!("POST /task: {error}"))?;
     let (task, batch) = (text(&created[0]["id"])?, text(&created[0]["batch_id"])?);
-    locked(&stage.made).extend(Uuid::try_parse(&batch));
+    locked(&target.made).extend(Uuid::try_parse(&batch));
     let (deep_task, deep_batch) = (far(&task), far(&batch));
     // A service of somebody else's may have none so old.
     let (_, old) = load::once(peer, "GET", &format!("/batches?page_size=1&cursor={deep_batch}"), b"").await?;

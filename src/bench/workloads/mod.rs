@@ -20,12 +20,12 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::ground::{Ground, Stage, Usage};
+use super::ground::{Ground, Target, Usage};
 use super::load::{self, Measured, Requests};
 use super::progress::Progress;
 use super::raw::fill;
 use super::raw::limits::{self, Limit};
-use super::report::{Cost, Figure, Outcome, Raw, Unit, megabytes};
+use super::report::{Cost, Figure, Measurement, Raw, Unit, megabytes};
 use super::sink::Sink;
 use super::wire::{self, Peer};
 
@@ -49,8 +49,8 @@ pub struct Bench<'a> {
 
 impl Bench<'_> {
     /// All of them, or those before the shutdown.
-    pub async fn run(&self, wanted: &[Workload], shutdown: &CancellationToken) -> Vec<Outcome> {
-        let (mut outcomes, mut filled): (Vec<Outcome>, _) = (Vec::new(), None);
+    pub async fn run(&self, wanted: &[Workload], shutdown: &CancellationToken) -> Vec<Measurement> {
+        let (mut outcomes, mut filled): (Vec<Measurement>, _) = (Vec::new(), None);
         for workload in wanted {
             let measuring = async {
                 match workload {
@@ -59,15 +59,15 @@ impl Bench<'_> {
                 }
             };
             let outcome = shutdown.run_until_cancelled(measuring).await.unwrap_or_else(|| Err("interrupted".into()));
-            outcomes.push(outcome.unwrap_or_else(|error| Outcome::failed(workload.name(), error)));
+            outcomes.push(outcome.unwrap_or_else(|error| Measurement::failed(workload.name(), error)));
             if shutdown.is_cancelled() {
                 self.clean_up().await;
                 return outcomes;
             }
         }
-        if let Some(stage) = filled {
+        if let Some(target) = filled {
             // What is left of it goes with the ground.
-            let _ = self.ground.strike(stage).await;
+            let _ = self.ground.tear_down(target).await;
         }
         outcomes
     }
@@ -77,110 +77,111 @@ impl Bench<'_> {
         if self.ground.is_own() {
             return;
         }
-        let cleaned = async { cancel(&self.ground.stage().await?).await };
+        let cleaned = async { cancel(&self.ground.target().await?).await };
         if let Err(error) = cleaned.await {
             tracing::warn!(%error, "not all tasks of the benchmark were canceled");
         }
     }
 
     /// Known already if that workload has been run.
-    async fn memory(&self, outcomes: &[Outcome]) -> Result<Outcome, String> {
+    async fn memory(&self, outcomes: &[Measurement]) -> Result<Measurement, String> {
         let (name, after) = (Workload::Memory.name(), Workload::E2e50k);
         if !self.ground.is_own() {
-            return Ok(Outcome::skipped(name, "only with a service of its own, without --url"));
+            return Ok(Measurement::skipped(name, "only with a service of its own, without --url"));
         }
         let earlier = outcomes.iter().find(|outcome| outcome.workload == after.name() && outcome.failed.is_none());
         let outcome = match earlier {
             Some(outcome) => outcome.clone(),
             None => self.one(after, &mut None).await?,
         };
-        let Some(bytes) = outcome.memory else { return Ok(Outcome::skipped(name, "there is no /proc")) };
+        let Some(bytes) = outcome.memory else { return Ok(Measurement::skipped(name, "there is no /proc")) };
         let mut figures = vec![Figure::new("", megabytes(bytes), Unit::Megabytes).reach(80.0)];
         let (count, memory) = (outcome.count, outcome.memory);
         self.sink.clear().await;
-        let stage = self.ground.stage().await?;
-        let large = Box::pin(large::large(self, &stage)).await;
-        self.ground.strike(stage).await?;
+        let target = self.ground.target().await?;
+        let large = Box::pin(large::large(self, &target)).await;
+        self.ground.tear_down(target).await?;
         figures.extend(large?);
-        Ok(Outcome { workload: name, count, figures, memory, ..Outcome::default() })
+        Ok(Measurement { workload: name, count, figures, memory, ..Measurement::default() })
     }
 
     /// `filled` has the many finished tasks, once a workload has wanted them.
-    async fn one(&self, workload: Workload, filled: &mut Option<Stage>) -> Result<Outcome, String> {
+    async fn one(&self, workload: Workload, filled: &mut Option<Target>) -> Result<Measurement, String> {
         self.sink.clear().await;
         let is_own = self.ground.is_own();
         if workload.needs_own() && !is_own {
-            return Ok(Outcome::skipped(workload.name(), "only with a service of its own, without --url"));
+            return Ok(Measurement::skipped(workload.name(), "only with a service of its own, without --url"));
         }
         if workload.wants_filled() && is_own && filled.is_none() {
             *filled = Some(self.filled_stage().await?);
         }
-        let stage = self.ground.stage().await?;
+        let target = self.ground.target().await?;
         let outcome = async {
             if workload.is_called() {
-                self.reached(&stage).await?;
+                self.reached(&target).await?;
             }
-            self.perform(workload, &stage, filled.as_ref().unwrap_or(&stage)).await
+            self.perform(workload, &target, filled.as_ref().unwrap_or(&target)).await
         };
         let outcome = outcome.await;
-        let memory = stage.memory();
+        let memory = target.memory();
         if !is_own {
-            cancel(&stage).await?;
+            cancel(&target).await?;
         }
-        self.ground.strike(stage).await?;
+        self.ground.tear_down(target).await?;
         let outcome = outcome?;
-        Ok(Outcome { workload: workload.name(), memory: outcome.memory.or(memory), ..outcome })
+        Ok(Measurement { workload: workload.name(), memory: outcome.memory.or(memory), ..outcome })
     }
 
     /// A service that cannot call this program would be waited for in vain.
-    async fn reached(&self, stage: &Stage) -> Result<(), String> {
-        let (status, body) = load::once(&stage.peer, "POST", "/task", tasks(1, &calling(self.sink)).as_bytes()).await?;
+    async fn reached(&self, target: &Target) -> Result<(), String> {
+        let (status, body) =
+            load::once(&target.peer, "POST", "/task", tasks(1, &calling(self.sink)).as_bytes()).await?;
         let (Some(id), 201) = (wire::first_uuid(&body, "id"), status) else {
             return Err(format!("POST /task: {status} {}", String::from_utf8_lossy(&body)));
         };
-        locked(&stage.made).extend(wire::first_uuid(&body, "batch_id"));
+        locked(&target.made).extend(wire::first_uuid(&body, "batch_id"));
         tokio::select! {
             worked = self.sink.next() => worked.map(drop),
-            why = failure(&stage.peer, id) => {
+            why = failure(&target.peer, id) => {
                 let url = &self.sink.url;
                 Err(format!("the service cannot call {url}, see --sink and WEBHOOK_ALLOW: {}", why?))
             }
         }
     }
 
-    async fn filled_stage(&self) -> Result<Stage, String> {
-        let stage = self.ground.stage().await?;
-        if let Some(database) = &stage.database {
+    async fn filled_stage(&self) -> Result<Target, String> {
+        let target = self.ground.target().await?;
+        if let Some(database) = &target.database {
             let count = self.filled.unwrap_or_else(|| self.size(5_000_000, 200_000));
             fill::finished(database, count).await?;
         }
-        Ok(stage)
+        Ok(target)
     }
 
-    async fn perform(&self, workload: Workload, stage: &Stage, filled: &Stage) -> Result<Outcome, String> {
+    async fn perform(&self, workload: Workload, target: &Target, filled: &Target) -> Result<Measurement, String> {
         match workload {
-            Workload::Http => reports::health(self, stage).await,
-            Workload::Create1 => create::single(self, stage).await,
-            Workload::Create1000 => create::bulk(self, stage).await,
-            Workload::CreateDag => create::dag(self, stage).await,
-            Workload::E2e5k => end_to_end::plain(self, stage, self.size(5000, 2000)).await,
-            Workload::E2e50k => end_to_end::plain(self, stage, self.size(50_000, 10_000)).await,
-            Workload::Latency => latency::idle(self, stage).await,
-            Workload::Chain => latency::chain(self, stage).await,
-            Workload::Patch => reports::patch(self, stage).await,
-            Workload::Put => reports::put(self, stage).await,
-            Workload::Retry => retry::retry(self, stage).await,
-            Workload::E2eFilled => compared::filled(self, stage, filled).await,
+            Workload::Http => reports::health(self, target).await,
+            Workload::Create1 => create::single(self, target).await,
+            Workload::Create1000 => create::bulk(self, target).await,
+            Workload::CreateDag => create::dag(self, target).await,
+            Workload::E2e5k => end_to_end::plain(self, target, self.size(5000, 2000)).await,
+            Workload::E2e50k => end_to_end::plain(self, target, self.size(50_000, 10_000)).await,
+            Workload::Latency => latency::idle(self, target).await,
+            Workload::Chain => latency::chain(self, target).await,
+            Workload::Patch => reports::patch(self, target).await,
+            Workload::Put => reports::put(self, target).await,
+            Workload::Retry => retry::retry(self, target).await,
+            Workload::E2eFilled => compared::filled(self, target, filled).await,
             Workload::E2eBlocked => {
-                let other = self.ground.stage().await?;
-                let outcome = compared::blocked(self, stage, &other).await;
-                self.ground.strike(other).await?;
+                let other = self.ground.target().await?;
+                let outcome = compared::blocked(self, target, &other).await;
+                self.ground.tear_down(other).await?;
                 outcome
             }
-            Workload::FanIn => fan_in::fan_in(self, stage).await,
+            Workload::FanIn => fan_in::fan_in(self, target).await,
             Workload::Lists => lists::lists(self, filled).await,
             Workload::Memory => Err("is no workload of its own".into()),
-            Workload::Soak => soak::soak(self, stage).await,
+            Workload::Soak => soak::soak(self, target).await,
         }
     }
 
@@ -194,12 +195,12 @@ impl Bench<'_> {
     /// What PostgreSQL does by itself, at the same concurrency.
     async fn limit(
         &self,
-        stage: &Stage,
+        target: &Target,
         limit: Limit,
         connections: usize,
         count: usize,
     ) -> Result<Option<Measured>, String> {
-        let Some(database) = &stage.database else { return Ok(None) };
+        let Some(database) = &target.database else { return Ok(None) };
         let progress = Progress::start(&format!("PostgreSQL alone: {}", limit.describe()), count);
         limits::measure(database, limit, connections, count, &progress).await.map(Some)
     }
@@ -207,13 +208,13 @@ impl Bench<'_> {
     /// The same as a rate.
     async fn limit_rate(
         &self,
-        stage: &Stage,
+        target: &Target,
         limit: Limit,
         connections: usize,
         count: usize,
         unit: Unit,
     ) -> Result<Option<Raw>, String> {
-        let measured = self.limit(stage, limit, connections, count).await?;
+        let measured = self.limit(target, limit, connections, count).await?;
         Ok(measured.map(|measured| Raw {
             what: limit.describe(),
             figure: Figure::new("", rate(count, measured.elapsed), unit),
@@ -221,8 +222,8 @@ impl Bench<'_> {
     }
 
     /// The same as the time that one takes when nothing else goes on.
-    async fn limit_time(&self, stage: &Stage, limit: Limit, count: usize) -> Result<Option<Raw>, String> {
-        let measured = self.limit(stage, limit, 1, count).await?;
+    async fn limit_time(&self, target: &Target, limit: Limit, count: usize) -> Result<Option<Raw>, String> {
+        let measured = self.limit(target, limit, 1, count).await?;
         Ok(measured.and_then(|measured| {
             let figure = Figure::new("", millis(measured.latencies.quantile(0.5)?), Unit::Milliseconds);
             Some(Raw { what: limit.describe(), figure })
@@ -241,8 +242,8 @@ struct Post {
 }
 
 impl Post {
-    fn new(stage: &Stage, body: String) -> Post {
-        let made = Arc::clone(&stage.made);
+    fn new(target: &Target, body: String) -> Post {
+        let made = Arc::clone(&target.made);
         Post { body: body.into(), with_ids: false, batches: Mutex::default(), ids: Mutex::default(), made }
     }
 
@@ -309,21 +310,21 @@ fn calling(sink: &Sink) -> String {
 }
 
 /// Creates `count` tasks that nobody is called for, and waits until all of them are Running.
-async fn running_tasks(stage: &Stage, count: usize) -> Result<Arc<Post>, String> {
+async fn running_tasks(target: &Target, count: usize) -> Result<Arc<Post>, String> {
     let bulk = BULK.min(count);
-    let post = Arc::new(Post::new(stage, tasks(bulk, SILENT)).keeping_ids());
+    let post = Arc::new(Post::new(target, tasks(bulk, SILENT)).keeping_ids());
     let progress = Progress::start(&format!("{count} tasks to be Running"), count.div_ceil(bulk));
-    load::run(&stage.peer, BULK_CLIENTS, 0..count.div_ceil(bulk), &post, &progress).await?;
-    settled(&stage.peer, &post.batches(), "running", post.ids().len()).await?;
+    load::run(&target.peer, BULK_CLIENTS, 0..count.div_ceil(bulk), &post, &progress).await?;
+    settled(&target.peer, &post.batches(), "running", post.ids().len()).await?;
     Ok(post)
 }
 
 /// A service that goes on keeps nothing alive of what was measured.
-async fn cancel(stage: &Stage) -> Result<(), String> {
-    let batches = std::mem::take(&mut *locked(&stage.made));
+async fn cancel(target: &Target) -> Result<(), String> {
+    let batches = std::mem::take(&mut *locked(&target.made));
     let progress = Progress::start("cancel what is left", batches.len());
     let count = batches.len();
-    load::run(&stage.peer, CLIENTS, 0..count, &Arc::new(Stop(batches)), &progress).await?;
+    load::run(&target.peer, CLIENTS, 0..count, &Arc::new(Stop(batches)), &progress).await?;
     Ok(())
 }
 

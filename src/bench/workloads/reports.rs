@@ -5,11 +5,11 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{Bench, CLIENTS, batch_number, cost, rate, running_tasks, settled};
-use crate::bench::ground::Stage;
+use crate::bench::ground::Target;
 use crate::bench::load::{self, Requests};
 use crate::bench::progress::Progress;
 use crate::bench::raw::limits::Limit;
-use crate::bench::report::{Figure, Outcome, Unit};
+use crate::bench::report::{Figure, Measurement, Unit};
 use crate::bench::wire::Peer;
 
 /// A request about each of some tasks, in turn.
@@ -54,34 +54,35 @@ impl Requests for Health {
 }
 
 /// More than this no request can reach: it shows what clients and connections take.
-pub async fn health(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+pub async fn health(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let (count, requests) = (bench.size(200_000, 50_000), Arc::new(Health));
-    load::run(&stage.peer, CLIENTS, 0..count.div_ceil(10), &requests, &Progress::hidden()).await?;
+    load::run(&target.peer, CLIENTS, 0..count.div_ceil(10), &requests, &Progress::hidden()).await?;
     let progress = Progress::start(&format!("{count} times GET /health"), count);
-    let before = stage.usage();
-    let measured = load::run(&stage.peer, CLIENTS, 0..count, &requests, &progress).await?;
-    let cost = cost(before, stage.usage(), count);
+    let before = target.usage();
+    let measured = load::run(&target.peer, CLIENTS, 0..count, &requests, &progress).await?;
+    let cost = cost(before, target.usage(), count);
     let figures = vec![Figure::new("", rate(count, measured.elapsed), Unit::RequestsPerSecond)];
-    Ok(Outcome { count, figures, latencies: measured.latencies, cost, ..Outcome::default() })
+    Ok(Measurement { count, figures, latencies: measured.latencies, cost, ..Measurement::default() })
 }
 
 /// Each task succeeds once.
-pub async fn patch(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+pub async fn patch(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let count = bench.size(20_000, 4000);
-    let raw = bench.limit_rate(stage, Limit::Update, CLIENTS, count, Unit::RequestsPerSecond).await?;
+    let raw = bench.limit_rate(target, Limit::Update, CLIENTS, count, Unit::RequestsPerSecond).await?;
     let warm_up = count.div_ceil(10);
-    let post = running_tasks(stage, count + warm_up).await?;
+    let post = running_tasks(target, count + warm_up).await?;
     let ids = post.ids();
     let count = ids.len() - warm_up;
     let report = Arc::new(Report::success(ids));
-    load::run(&stage.peer, CLIENTS, 0..warm_up, &report, &Progress::hidden()).await?;
+    load::run(&target.peer, CLIENTS, 0..warm_up, &report, &Progress::hidden()).await?;
     let progress = Progress::start(&format!("PATCH {count} tasks"), count);
-    let before = stage.usage();
-    let measured = load::run(&stage.peer, CLIENTS, warm_up..warm_up + count, &report, &progress).await?;
-    let cost = cost(before, stage.usage(), count);
-    settled(&stage.peer, &post.batches(), "success", warm_up + count).await?;
+    let before = target.usage();
+    let measured = load::run(&target.peer, CLIENTS, warm_up..warm_up + count, &report, &progress).await?;
+    let cost = cost(before, target.usage(), count);
+    settled(&target.peer, &post.batches(), "success", warm_up + count).await?;
     let figures = vec![Figure::new("", rate(count, measured.elapsed), Unit::RequestsPerSecond).reach(7500.0)];
-    let mut outcome = Outcome { count, figures, latencies: measured.latencies, cost, raw, ..Outcome::default() };
+    let mut outcome =
+        Measurement { count, figures, latencies: measured.latencies, cost, raw, ..Measurement::default() };
     if let Some(ratio) = outcome.ratio() {
         outcome.figures.push(Figure::new("raw updates", ratio, Unit::Times).reach(1.5));
     }
@@ -89,24 +90,24 @@ pub async fn patch(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> 
 }
 
 /// Every request counts one; what the service has counted at the end is compared.
-pub async fn put(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
+pub async fn put(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let count = bench.size(100_000, 10_000);
-    let raw = bench.limit_rate(stage, Limit::Count, CLIENTS, count.min(20_000), Unit::RequestsPerSecond).await?;
-    let post = running_tasks(stage, bench.size(3000, 1000)).await?;
+    let raw = bench.limit_rate(target, Limit::Count, CLIENTS, count.min(20_000), Unit::RequestsPerSecond).await?;
+    let post = running_tasks(target, bench.size(3000, 1000)).await?;
     let report = Report { ids: post.ids(), method: "PUT", body: br#"{"new_success":1}"#, expected: 202 };
     let (report, warm_up) = (Arc::new(report), count.div_ceil(10));
-    load::run(&stage.peer, CLIENTS, 0..warm_up, &report, &Progress::hidden()).await?;
+    load::run(&target.peer, CLIENTS, 0..warm_up, &report, &Progress::hidden()).await?;
     let progress = Progress::start(&format!("{count} times PUT"), count);
-    let before = stage.usage();
-    let measured = load::run(&stage.peer, CLIENTS, warm_up..warm_up + count, &report, &progress).await?;
-    let cost = cost(before, stage.usage(), count);
+    let before = target.usage();
+    let measured = load::run(&target.peer, CLIENTS, warm_up..warm_up + count, &report, &progress).await?;
+    let cost = cost(before, target.usage(), count);
     let mut counted = 0;
     for batch in post.batches() {
-        counted += batch_number(&stage.peer, batch, "/total_success").await?;
+        counted += batch_number(&target.peer, batch, "/total_success").await?;
     }
     if counted != (warm_up + count) as u64 {
         return Err(format!("{} PUTs were answered, {counted} were counted", warm_up + count));
     }
     let figures = vec![Figure::new("", rate(count, measured.elapsed), Unit::RequestsPerSecond).reach(30_000.0)];
-    Ok(Outcome { count, figures, latencies: measured.latencies, cost, raw, ..Outcome::default() })
+    Ok(Measurement { count, figures, latencies: measured.latencies, cost, raw, ..Measurement::default() })
 }

@@ -9,12 +9,12 @@ use uuid::Uuid;
 
 use super::reports::Report;
 use super::{Bench, CLIENTS, PATIENCE, Post, cost, millis, rate, settled, tasks};
-use crate::bench::ground::Stage;
+use crate::bench::ground::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::raw::fill;
 use crate::bench::raw::limits::Limit;
-use crate::bench::report::{Figure, Outcome, Unit};
+use crate::bench::report::{Figure, Measurement, Unit};
 use crate::bench::wire::Peer;
 
 /// A second after the failure, to the microsecond.
@@ -27,24 +27,24 @@ const REST: Duration = Duration::from_millis(10);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The tasks time out together: failed by the timeout loop, brought back by the retry loop, and claimed again.
-pub async fn retry(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
-    let Some(database) = &stage.database else { return Err("needs a database".into()) };
+pub async fn retry(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
+    let Some(database) = &target.database else { return Err("needs a database".into()) };
     let count = bench.size(100_000, 10_000);
-    let raw = bench.limit_rate(stage, Limit::Update, CLIENTS, count.min(20_000), Unit::TasksPerSecond).await?;
-    let calm = calm(stage, bench.size(100, 50)).await?;
+    let raw = bench.limit_rate(target, Limit::Update, CLIENTS, count.min(20_000), Unit::TasksPerSecond).await?;
+    let calm = calm(target, bench.size(100, 50)).await?;
     let like = *calm.ids.first().ok_or("no task was created")?;
 
     // Long enough for the rows to be written before the first is due.
     let ahead = Duration::from_secs(5 + count as u64 / 10_000);
-    let before = Counted::ask(&stage.peer).await?;
+    let before = Counted::ask(&target.peer).await?;
     let (ids, due) = fill::running(database, count, like, ahead).await?;
     let progress = Progress::start(&format!("retry: {count} tasks time out and come back"), count);
     tokio::time::sleep_until(due.into()).await;
-    let usage = stage.usage();
+    let usage = target.usage();
     let (mut seen, mut failing) = (0, None);
     while seen < count as u64 {
         tokio::time::sleep(LOOK_EVERY).await;
-        let now = Counted::ask(&stage.peer).await?;
+        let now = Counted::ask(&target.peer).await?;
         if failing.is_none() && now.failed - before.failed >= count as u64 {
             failing = Some(due.elapsed());
         }
@@ -57,18 +57,18 @@ pub async fn retry(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> 
     // When all have failed before the first is due there is nothing to do for a while.
     let idle = failing.map_or(Duration::ZERO, |failing| DELAY.saturating_sub(failing));
     let elapsed = due.elapsed().saturating_sub(idle);
-    let cost = cost(usage, stage.usage(), count);
+    let cost = cost(usage, target.usage(), count);
     drop(progress);
     let step = ids.len().div_ceil(SAMPLES);
     let sampled: Vec<Uuid> = ids.into_iter().step_by(step).collect();
-    let latencies = lateness(&stage.peer, &sampled).await?;
+    let latencies = lateness(&target.peer, &sampled).await?;
     let median = |latencies: &Latencies| latencies.quantile(0.5).map_or(f64::NAN, millis);
     let figures = vec![
         Figure::new("", rate(count, elapsed), Unit::TasksPerSecond).reach(10_000.0),
         Figure::new("late meanwhile, median", median(&latencies), Unit::Milliseconds).reach(LATENESS),
         Figure::new("late at rest, median", median(&calm.lateness), Unit::Milliseconds).reach(LATENESS),
     ];
-    Ok(Outcome { count, figures, latencies, cost, raw, ..Outcome::default() })
+    Ok(Measurement { count, figures, latencies, cost, raw, ..Measurement::default() })
 }
 
 struct Calm {
@@ -77,20 +77,20 @@ struct Calm {
 }
 
 /// A few tasks that fail one after the other.
-async fn calm(stage: &Stage, count: usize) -> Result<Calm, String> {
+async fn calm(target: &Target, count: usize) -> Result<Calm, String> {
     let progress = Progress::start(&format!("retry: {count} tasks, one after the other"), count);
-    let post = Arc::new(Post::new(stage, tasks(count, RETRIED)).keeping_ids());
-    load::run(&stage.peer, 1, 0..1, &post, &Progress::hidden()).await?;
-    settled(&stage.peer, &post.batches(), "running", count).await?;
+    let post = Arc::new(Post::new(target, tasks(count, RETRIED)).keeping_ids());
+    load::run(&target.peer, 1, 0..1, &post, &Progress::hidden()).await?;
+    settled(&target.peer, &post.batches(), "running", count).await?;
     let ids = post.ids();
     let report = Arc::new(Report::failure(ids.clone()));
     for i in 0..count {
-        load::run(&stage.peer, 1, i..i + 1, &report, &progress).await?;
+        load::run(&target.peer, 1, i..i + 1, &report, &progress).await?;
         tokio::time::sleep(REST).await;
     }
     // They wait for a report again when they have come back.
-    settled(&stage.peer, &post.batches(), "running", count).await?;
-    let lateness = lateness(&stage.peer, &ids).await?;
+    settled(&target.peer, &post.batches(), "running", count).await?;
+    let lateness = lateness(&target.peer, &ids).await?;
     Ok(Calm { ids, lateness })
 }
 

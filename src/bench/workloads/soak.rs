@@ -5,30 +5,30 @@ use std::time::{Duration, Instant};
 
 use super::end_to_end::through;
 use super::{Bench, CLIENTS, cost, rate};
-use crate::bench::ground::Stage;
+use crate::bench::ground::Target;
 use crate::bench::load::Latencies;
 use crate::bench::raw::limits::Limit;
-use crate::bench::report::{Figure, Outcome, Unit, megabytes};
+use crate::bench::report::{Figure, Measurement, Unit, megabytes};
 
 /// Tasks that are sent through together, again and again.
 const ROUND: usize = 20_000;
 /// Parts that are told apart.
 const PARTS: u32 = 6;
 
-pub async fn soak(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
-    let Some(database) = &stage.database else {
-        return Ok(Outcome::skipped("", "only with DATABASE_URL, to look into its tables"));
+pub async fn soak(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
+    let Some(database) = &target.database else {
+        return Ok(Measurement::skipped("", "only with DATABASE_URL, to look into its tables"));
     };
     let part = Duration::from_secs(60 * bench.size(30, 3) as u64) / PARTS;
     let round = bench.size(ROUND, 5000);
     let (mut total, mut latencies, mut figures) = (0, Latencies::default(), Vec::new());
     let (mut rates, mut ratios) = (Vec::new(), Vec::new());
-    let (before, started) = (stage.usage(), Instant::now());
+    let (before, started) = (target.usage(), Instant::now());
     for number in 1..=PARTS {
-        let alone = bench.limit_rate(stage, Limit::Update, CLIENTS, round, Unit::TasksPerSecond).await?;
+        let alone = bench.limit_rate(target, Limit::Update, CLIENTS, round, Unit::TasksPerSecond).await?;
         let (mut count, mut busy) = (0, Duration::ZERO);
         while started.elapsed() < part * number {
-            let done = through(stage, bench.sink, round, &format!("part {number} of {PARTS}")).await?;
+            let done = through(target, bench.sink, round, &format!("part {number} of {PARTS}")).await?;
             count += done.count;
             busy += done.elapsed;
             latencies.extend(&done.latencies);
@@ -60,6 +60,6 @@ pub async fn soak(bench: &Bench<'_>, stage: &Stage) -> Result<Outcome, String> {
             figures.insert(place, Figure::new(&of, last / first, Unit::Times));
         }
     }
-    let cost = cost(before, stage.usage(), total);
-    Ok(Outcome { count: total, figures, latencies, cost, ..Outcome::default() })
+    let cost = cost(before, target.usage(), total);
+    Ok(Measurement { count: total, figures, latencies, cost, ..Measurement::default() })
 }

@@ -1,5 +1,5 @@
 //! Pending → Claimed, in the order of the queue. Where nothing is counted by rules that is one statement; otherwise the
-//! first tasks are locked, judged together with those parked whose gates have opened, and written as admitted or parked.
+//! first tasks are locked, judged together with those parked whose limits have opened, and written as admitted or parked.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use uuid::Uuid;
 
 use super::Moved;
 use crate::domain::lifecycle::Cause;
-use crate::domain::rules::{self, Candidate, Gate, Matcher, Rule, Verdict};
+use crate::domain::rules::{self, Admission, Candidate, Rule, RuleMatcher, SlotLimit};
 use crate::domain::status::Status;
 use crate::domain::task::Flags;
 use crate::domain::webhook::{Action, Actions};
 use crate::store::lease::ClaimId;
-use crate::store::matchers::{self, Key, Matchers};
+use crate::store::matchers::{self, MatcherKey, Matchers};
 use crate::store::{Error, Result, Tx, fairness, slots};
 
 /// A task that was claimed: what its start needs.
@@ -48,10 +48,10 @@ pub struct Claims {
     pub parked: usize,
     /// How many were left alone because somebody else holds a slot that they look at.
     pub busy: usize,
-    /// The queue, or a parking that was stirred, may hold more.
+    /// The queue, or a parking that was recheck, may hold more.
     pub more: bool,
     /// Tasks were left alone because their rules name these, which are not known.
-    pub unknown: BTreeSet<Matcher>,
+    pub unknown: BTreeSet<RuleMatcher>,
 }
 
 /// What the actions of the tasks that are claimed at once may have in all; the first is claimed however large it is.
@@ -81,7 +81,7 @@ pub async fn claim(tx: &mut Tx, limit: usize, look: usize, lease: Duration) -> R
     Ok(claims)
 }
 
-struct Row {
+struct ClaimedRow {
     id: Uuid,
     batch_id: Uuid,
     run: i32,
@@ -140,7 +140,7 @@ async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<First
     .await?;
     let (looked, ruled) = rows.first().map_or((0, 0), |row| (row.looked, row.ruled));
     let moved = rows.into_iter().filter_map(|row| {
-        Some(Row {
+        Some(ClaimedRow {
             id: row.id?,
             batch_id: row.batch_id?,
             run: row.run?,
@@ -156,9 +156,9 @@ async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<First
     Ok(First { tasks: claimed(tx, moved)?, looked, ruled })
 }
 
-fn claimed(tx: &mut Tx, rows: Vec<Row>) -> Result<Vec<Claimed>> {
+fn claimed(tx: &mut Tx, rows: Vec<ClaimedRow>) -> Result<Vec<Claimed>> {
     let mut claimed = Vec::with_capacity(rows.len());
-    for Row { id, batch_id, run, claim, attempt, priority, turn, actions, last_updated } in rows {
+    for ClaimedRow { id, batch_id, run, claim, attempt, priority, turn, actions, last_updated } in rows {
         let moved = Moved { id, batch_id, run, attempt, last_updated };
         moved.note(tx, Status::Pending, Status::Claimed, Cause::Claim.as_str(), None);
         let bytes = actions.as_ref().map_or(0, String::len);
@@ -171,7 +171,7 @@ fn claimed(tx: &mut Tx, rows: Vec<Row>) -> Result<Vec<Claimed>> {
 }
 
 /// A locked task at the head of the queue or of a parking.
-struct Head {
+struct QueueHead {
     id: Uuid,
     priority: i16,
     turn: i64,
@@ -196,9 +196,9 @@ async fn claim_by_rules(
 ) -> Result<Claims> {
     let mut heads = lock_first(tx, look).await?;
     let mut more = heads.len() == look;
-    let mut stirred = slots::stirred(tx).await?;
-    if !stirred.is_empty() {
-        heads.extend(lock_parked(tx, &stirred, limit).await?);
+    let mut recheck = slots::to_recheck(tx).await?;
+    if !recheck.is_empty() {
+        heads.extend(lock_blocked(tx, &recheck, limit).await?);
         heads.sort_unstable_by_key(|head| (std::cmp::Reverse(head.priority), head.turn, head.id));
     }
     // Before anything is judged: what is blocked is so by those before it.
@@ -215,15 +215,15 @@ async fn claim_by_rules(
     heads.retain(|head| specs.get(&head.id).is_none_or(|spec| spec.rules.iter().all(known)));
 
     // Every slot that is looked at or taken, locked at once.
-    let mut keys: BTreeSet<Key> = BTreeSet::new();
+    let mut keys: BTreeSet<MatcherKey> = BTreeSet::new();
     for spec in heads.iter().filter_map(|head| specs.get(&head.id)) {
         keys.extend(spec.keys(matchers));
     }
-    let of_stirred: BTreeSet<i64> = stirred.values().flatten().map(|gate| gate.slot).collect();
-    let mut locked = slots::lock(tx, keys, &of_stirred).await?;
+    let of_recheck: BTreeSet<i64> = recheck.values().flatten().map(|limit| limit.slot).collect();
+    let mut locked = slots::lock(tx, keys, &of_recheck).await?;
     // What looks at a slot that somebody else holds is looked at another time.
-    stirred.retain(|_, gates| gates.iter().all(|gate| !locked.is_busy(gate.slot)));
-    let looked_up = |key: &Key| locked.id(key).is_some();
+    recheck.retain(|_, limits| limits.iter().all(|limit| !locked.is_busy(limit.slot)));
+    let looked_up = |key: &MatcherKey| locked.id(key).is_some();
     let looked_at = heads.len();
     heads.retain(|head| specs.get(&head.id).is_none_or(|spec| spec.keys(matchers).iter().all(looked_up)));
     let busy = looked_at - heads.len();
@@ -236,23 +236,23 @@ async fn claim_by_rules(
     let verdicts = rules::admit(&candidates, &mut locked.slots, limit);
 
     let judged = || heads.iter().zip(&candidates).zip(&verdicts).map(|((head, candidate), v)| (head, candidate, *v));
-    let admitted: Vec<(&Head, &Candidate)> =
-        judged().filter(|(_, _, v)| *v == Verdict::Starts).map(|(head, candidate, _)| (head, candidate)).collect();
+    let admitted: Vec<(&QueueHead, &Candidate)> =
+        judged().filter(|(_, _, v)| *v == Admission::Starts).map(|(head, candidate, _)| (head, candidate)).collect();
     let tasks = claim_admitted(tx, &admitted, lease).await?;
-    let blocked: Vec<(Uuid, &[Gate])> = judged()
-        .filter(|(_, _, v)| *v == Verdict::Blocked)
-        .map(|(head, candidate, _)| (head.id, candidate.gates.as_slice()))
+    let blocked: Vec<(Uuid, &[SlotLimit])> = judged()
+        .filter(|(_, _, v)| *v == Admission::Blocked)
+        .map(|(head, candidate, _)| (head.id, candidate.limits.as_slice()))
         .collect();
-    slots::park(tx, &blocked).await?;
-    let parked = judged().filter(|(head, _, v)| *v == Verdict::Blocked && head.parked_on.is_none()).count();
+    slots::block(tx, &blocked).await?;
+    let parked = judged().filter(|(head, _, v)| *v == Admission::Blocked && head.parked_on.is_none()).count();
 
-    if !stirred.is_empty() {
-        let is_open = |gates: &[Gate]| {
-            gates.iter().all(|gate| gate.is_open(locked.slots.get(&gate.slot).copied().unwrap_or_default()))
+    if !recheck.is_empty() {
+        let is_open = |limits: &[SlotLimit]| {
+            limits.iter().all(|limit| limit.is_open(locked.slots.get(&limit.slot).copied().unwrap_or_default()))
         };
-        let (open, closed): (Vec<_>, Vec<_>) = stirred.iter().partition(|(_, gates)| is_open(gates));
-        let ids = |of: Vec<(&i64, &Vec<Gate>)>| of.into_iter().map(|(id, _)| *id).collect::<Vec<i64>>();
-        // What is left although its gates are open is locked by somebody, unless there was no room for it.
+        let (open, closed): (Vec<_>, Vec<_>) = recheck.iter().partition(|(_, limits)| is_open(limits));
+        let ids = |of: Vec<(&i64, &Vec<SlotLimit>)>| of.into_iter().map(|(id, _)| *id).collect::<Vec<i64>>();
+        // What is left although its limits are open is locked by somebody, unless there was no room for it.
         more |= slots::looked_at(tx, &ids(closed), &ids(open)).await? && !tasks.is_empty();
     }
     Ok(Claims { tasks, parked, busy, more, unknown })
@@ -260,16 +260,16 @@ async fn claim_by_rules(
 
 impl Spec {
     /// Every slot that the task would occupy or that one of its rules looks at.
-    fn keys(&self, matchers: &Matchers) -> Vec<Key> {
+    fn keys(&self, matchers: &Matchers) -> Vec<MatcherKey> {
         let metadata = self.metadata.as_ref();
         let judged = self.rules.iter().filter_map(|rule| matchers.judged(rule, metadata));
         matchers.occupied(&self.kind, metadata).into_iter().chain(judged).collect()
     }
 }
 
-async fn lock_first(tx: &mut Tx, look: usize) -> Result<Vec<Head>> {
+async fn lock_first(tx: &mut Tx, look: usize) -> Result<Vec<QueueHead>> {
     Ok(sqlx::query_as!(
-        Head,
+        QueueHead,
         r#"with first as materialized (
                select id, priority, turn, parked_on, expected_count - success - failures as remaining
                from task where status = 'pending' and not_before is null and parked_on is null
@@ -287,10 +287,10 @@ async fn lock_first(tx: &mut Tx, look: usize) -> Result<Vec<Head>> {
 }
 
 /// The first of those parked where something has become free: as many as there may be room for, seen without locks.
-async fn lock_parked(tx: &mut Tx, stirred: &BTreeMap<i64, Vec<Gate>>, limit: usize) -> Result<Vec<Head>> {
-    let parkings: Vec<i64> = stirred.keys().copied().collect();
+async fn lock_blocked(tx: &mut Tx, recheck: &BTreeMap<i64, Vec<SlotLimit>>, limit: usize) -> Result<Vec<QueueHead>> {
+    let groups: Vec<i64> = recheck.keys().copied().collect();
     Ok(sqlx::query_as!(
-        Head,
+        QueueHead,
         r#"with free as materialized (
                select g.parking_id, min(least(greatest(coalesce(g.max_tasks - coalesce(s.used, 0), $2), 0), $2)) as n
                from gate g left join slot s on s.id = g.slot_id where g.parking_id = any($1) group by 1
@@ -306,7 +306,7 @@ async fn lock_parked(tx: &mut Tx, stirred: &BTreeMap<i64, Vec<Gate>>, limit: usi
            from first f join task t on t.id = f.id join task_spec s on s.id = f.id
            where t.status = 'pending' and t.parked_on = f.parking_id
            for update of t skip locked"#,
-        &parkings,
+        &groups,
         i32::try_from(limit).unwrap_or(i32::MAX),
     )
     .fetch_all(tx.conn().await?)
@@ -315,7 +315,7 @@ async fn lock_parked(tx: &mut Tx, stirred: &BTreeMap<i64, Vec<Gate>>, limit: usi
 
 /// Read after the tasks were locked: what they say may have changed until then. Of the metadata only what the rules look at,
 /// and no more at a time than a bound: some of it may be large.
-async fn specs(tx: &mut Tx, matchers: &Matchers, heads: &[Head]) -> Result<HashMap<Uuid, Spec>> {
+async fn specs(tx: &mut Tx, matchers: &Matchers, heads: &[QueueHead]) -> Result<HashMap<Uuid, Spec>> {
     let mut left: Vec<Uuid> = heads.iter().map(|head| head.id).collect();
     let mut specs = HashMap::new();
     while !left.is_empty() {
@@ -358,15 +358,15 @@ async fn specs(tx: &mut Tx, matchers: &Matchers, heads: &[Head]) -> Result<HashM
     Ok(specs)
 }
 
-fn candidate(matchers: &Matchers, locked: &slots::Locked, head: &Head, spec: &Spec) -> Candidate {
+fn candidate(matchers: &Matchers, locked: &slots::LockedSlots, head: &QueueHead, spec: &Spec) -> Candidate {
     let metadata = spec.metadata.as_ref();
     let judged = |rule| locked.id(&matchers.judged(rule, metadata)?).map(|slot| (rule, slot));
     let mut takes: Vec<i64> = matchers.occupied(&spec.kind, metadata).iter().filter_map(|key| locked.id(key)).collect();
     takes.sort_unstable();
-    Candidate { takes, remaining: head.remaining, gates: rules::gates(spec.rules.iter().filter_map(judged)) }
+    Candidate { takes, remaining: head.remaining, limits: rules::limits(spec.rules.iter().filter_map(judged)) }
 }
 
-async fn claim_admitted(tx: &mut Tx, admitted: &[(&Head, &Candidate)], lease: Duration) -> Result<Vec<Claimed>> {
+async fn claim_admitted(tx: &mut Tx, admitted: &[(&QueueHead, &Candidate)], lease: Duration) -> Result<Vec<Claimed>> {
     if admitted.is_empty() {
         return Ok(Vec::new());
     }
@@ -376,7 +376,7 @@ async fn claim_admitted(tx: &mut Tx, admitted: &[(&Head, &Candidate)], lease: Du
         (!ids.is_empty()).then(|| format!("{{{}}}", ids.join(",")))
     };
     let rows = sqlx::query_as!(
-        Row,
+        ClaimedRow,
         r#"update task t set status = 'claimed', claimed_by = $3, claimed_run = t.run, claim = t.claim + 1, wait_count = 0,
                parked_on = null, slots = u.slots::bigint[],
                timeout_at = coalesce($4, statement_timestamp()) + make_interval(secs => $5),

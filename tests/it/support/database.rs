@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use reprise::clock::Clock;
-use reprise::domain::retry::Limits;
+use reprise::domain::retry::RetryLimits;
 use reprise::postgres::{Embedded, Settings};
 use reprise::store::{Patience, Session, Store, deferred, migrate};
 use sqlx::postgres::PgConnectOptions;
@@ -37,7 +37,7 @@ impl Database {
     }
 
     pub fn store(&self, clock: Clock) -> Store {
-        Store::new(&self.url, 16, clock, Limits::default()).unwrap()
+        Store::new(&self.url, 16, clock, RetryLimits::default()).unwrap()
     }
 
     /// Closes the connections of a store and waits until its server processes have ended: what they did is told then.
@@ -57,7 +57,7 @@ impl Database {
     }
 
     /// The books must balance: counters against rows.
-    pub async fn assert_books_balance(&self) {
+    pub async fn assert_counters_match(&self) {
         self.settle_counters().await;
         for status in
             ["waiting", "pending", "claimed", "running", "retry_pending", "paused", "success", "failure", "canceled"]
@@ -79,7 +79,7 @@ impl Database {
                        coalesce(t.claimed_run < coalesce(t.manual_run, 0), true) and t.wait_count <> (select count(*) from \
                        link l join task p on p.id = l.parent_id where l.child_id = t.id and p.ended_at is null)";
         assert_eq!(self.number(waiting).await, 0, "alive tasks wait for exactly their open parents");
-        self.assert_slots_balance().await;
+        self.assert_slots_match().await;
         let stuck = "select count(*) from task where status = 'waiting' and wait_count = 0";
         assert_eq!(self.number(stuck).await, 0, "nobody waits for nothing");
         let lost = "select count(*) from task t join link l on l.child_id = t.id and l.requires_success \
@@ -150,9 +150,8 @@ impl Database {
     async fn settle_counters(&self) {
         let store = self.store(Clock::Database);
         eventually("the counters to be settled", async || {
-            let together =
-                |session: Session| async move { deferred::bring_together(&session, uuid::Uuid::nil()).await };
-            let done = store.retrying(Patience::Long, together).await.unwrap();
+            let merge = |session: Session| async move { deferred::merge(&session, uuid::Uuid::nil()).await };
+            let done = store.retrying(Patience::Long, merge).await.unwrap();
             (!done.left && done.last.is_none()).then_some(())
         })
         .await;
@@ -160,7 +159,7 @@ impl Database {
     }
 
     /// What rules count against what executes, and nobody parked before open gates.
-    pub async fn assert_slots_balance(&self) {
+    pub async fn assert_slots_match(&self) {
         let slots = "with held as (select u.slot, count(*) used, sum(greatest(0, coalesce(expected_count - success - failures, 0))) \
                      load from task t cross join lateral unnest(t.slots) u(slot) group by 1) select count(*) from slot s \
                      full join held h on h.slot = s.id where (coalesce(s.used, 0), coalesce(s.load, 0)) is distinct from \
@@ -187,7 +186,7 @@ async fn template() -> &'static str {
         .get_or_init(|| async {
             let name = format!("template_{}_{}", migrate::fingerprint(), std::process::id());
             admin(&format!("create database {name}")).await;
-            let store = Store::new(&named(&name), 2, Clock::Database, Limits::default()).unwrap();
+            let store = Store::new(&named(&name), 2, Clock::Database, RetryLimits::default()).unwrap();
             store.migrate().await.unwrap();
             store.close();
             name

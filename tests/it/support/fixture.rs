@@ -8,7 +8,7 @@ use clap::Parser;
 use reprise::clock::Clock;
 use reprise::config::{Cli, Config};
 use reprise::handle::Handles;
-use reprise::http::{Api, Bodies, Door, serve};
+use reprise::http::{Api, Authenticator, Bodies, serve};
 use reprise::loops::answers::Answers;
 use reprise::loops::calls::Keeper;
 use reprise::loops::deliver::{self, Deliver, Marks};
@@ -77,7 +77,7 @@ impl Fixture {
             bodies: Bodies::new(config.request.max_body_bytes),
             idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
             request_time: config.request_time(),
-            door: Arc::new(Door {
+            door: Arc::new(Authenticator {
                 keys: config.keys().unwrap(),
                 public: config.access.public_paths.clone(),
                 secret,
@@ -90,7 +90,7 @@ impl Fixture {
         };
         tokio::spawn(serve(listener, api, CancellationToken::new()));
         let timeout = Duration::from_millis(config.webhook.webhook_timeout_ms);
-        let client = webhook::Client::new(webhook::Settings {
+        let client = webhook::Client::new(webhook::ClientSettings {
             handles,
             timeout,
             per_host: config.webhook.webhook_concurrency_per_host,
@@ -100,11 +100,11 @@ impl Fixture {
         .unwrap();
         let interval = Duration::from_secs(1);
         let concurrency = config.webhook.webhook_concurrency;
-        let settings = start::Settings { interval, lease: config.lease(), concurrency };
+        let settings = start::StartSettings { interval, lease: config.lease(), concurrency };
         let (start, caller, answers) = Start::new(store.clone(), client.clone(), settings);
         let keeper = caller.keeper();
         tokio::spawn(caller.run(CancellationToken::new()));
-        let settings = deliver::Settings {
+        let settings = deliver::DeliverySettings {
             interval,
             concurrency,
             lease: timeout + Duration::from_secs(30),

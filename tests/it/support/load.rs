@@ -312,7 +312,7 @@ impl Load {
             (db.number("select count(*) from batch_delta").await == 0).then_some(())
         })
         .await;
-        db.assert_books_balance().await;
+        db.assert_counters_match().await;
     }
 
     /// Waits until every end has been told of; answers by key how often.
