@@ -9,30 +9,27 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::bench;
 use crate::clock::Clock;
 use crate::config::{Command, Config};
-use crate::doctor;
 use crate::handle::Handles;
 use crate::http::{self, Api, Authenticator, Bodies};
 use crate::loops::audit::Audit;
-use crate::loops::calls::Keeper;
 use crate::loops::counters::Counters;
 use crate::loops::deliver::{self, Deliver};
-use crate::loops::pulse::Liveness;
+use crate::loops::liveness::Liveness;
 use crate::loops::retention::Retention;
 use crate::loops::retry::Retry;
-use crate::loops::runner;
+use crate::loops::start::caller::Keeper;
 use crate::loops::start::{self, Start};
 use crate::loops::supervisor::Supervisor;
 use crate::loops::timeout::Timeout;
-use crate::loops::wakeup;
+use crate::loops::{runner, wakeup};
 use crate::output::print;
 use crate::postgres::{Private, Settings};
 use crate::service::Service;
 use crate::store::Store;
-use crate::telemetry;
 use crate::webhook::{self, Client};
+use crate::{bench, doctor, telemetry};
 
 /// Time for requests and notifications under way after the tasks have been seen to.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);

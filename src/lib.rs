@@ -6,12 +6,8 @@
 pub mod access;
 /// Settings from the environment and the command line.
 pub mod config;
-/// A limit on how often one line is logged.
-pub mod log_limit;
 /// What is printed.
 pub mod output;
-/// Settings that are shown to nobody.
-pub mod secret;
 /// Logs and metrics.
 pub mod telemetry;
 

@@ -2,7 +2,7 @@
 //! to each number what PostgreSQL does by itself. It talks to the service over HTTP alone, like everybody else; only what
 //! `raw` does goes past it.
 
-mod ground;
+mod environment;
 mod load;
 mod process;
 mod progress;
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, parsed, whole};
 use crate::output::print;
-use ground::Ground;
+use environment::Environment;
 use report::Measurement;
 use sink::Sink;
 use workloads::{Bench, WORKLOADS, Workload};
@@ -72,17 +72,17 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
         // Known now, and not when all is measured.
         File::options().append(true).create(true).open(path).map_err(|error| cannot(path, error))?;
     }
-    let ground = match &args.url {
-        Some(url) => Ground::given(url, args.key.as_deref(), config)?,
-        None => Ground::own(config).await?,
+    let environment = match &args.url {
+        Some(url) => Environment::given(url, args.key.as_deref(), config)?,
+        None => Environment::own(config).await?,
     };
     let run = json!({
         "quick": args.quick,
         "filled": args.filled,
         "url": args.url,
     });
-    let measured = Box::pin(measure(args, &ground, &shutdown)).await;
-    ground.close().await;
+    let measured = Box::pin(measure(args, &environment, &shutdown)).await;
+    environment.close().await;
     let (machine, outcomes) = measured?;
     let document = report::document(&run, &machine, &outcomes);
     let note =
@@ -107,21 +107,21 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
 
 async fn measure(
     args: &BenchArgs,
-    ground: &Ground,
+    environment: &Environment,
     shutdown: &CancellationToken,
 ) -> Result<(Value, Vec<Measurement>), String> {
-    let facts = facts(ground).await?;
+    let facts = facts(environment).await?;
     let sink = Sink::start(args.sink).await?;
-    let bench = Bench { ground, sink: &sink, quick: args.quick, scale: args.scale, filled: args.filled };
+    let bench = Bench { environment, sink: &sink, quick: args.quick, scale: args.scale, filled: args.filled };
     let usual = || WORKLOADS.into_iter().filter(|workload| workload.is_usual()).collect();
     let wanted = if args.workloads.is_empty() { usual() } else { args.workloads.clone() };
     Ok((facts, Box::pin(bench.run(&wanted, shutdown)).await))
 }
 
 /// What has to be known to compare numbers.
-async fn facts(ground: &Ground) -> Result<Value, String> {
+async fn facts(environment: &Environment) -> Result<Value, String> {
     let server: Map<String, Value> =
-        ground.facts().await?.into_iter().map(|(name, value)| (name, value.into())).collect();
+        environment.facts().await?.into_iter().map(|(name, value)| (name, value.into())).collect();
     Ok(json!({
         "reprise": env!("CARGO_PKG_VERSION"),
         "optimized": !cfg!(debug_assertions),

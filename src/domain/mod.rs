@@ -1,25 +1,25 @@
-//! The rules of the service as plain values and functions. Nothing in here may know a database, a network,
-//! a clock or a random number: what they say comes in as arguments, so every rule can be tested as a table.
+//! The rules of the service as plain values and functions. Nothing in here may know a database, a network, a clock or
+//! a random number: what they say comes in as arguments, so every rule can be tested as a table.
 
-pub mod dead_end;
+/// Concurrency and capacity rules: which tasks may start.
+pub mod admission;
+/// Deduplication: which tasks of a request are new.
 pub mod dedupe;
-pub mod failure;
+/// Dependencies: what the end or the return of a task does to its children and parents.
 pub mod graph;
-pub mod input;
+/// JSON that stays text, and its size.
 pub mod json;
-pub mod lifecycle;
+/// The metadata fields that rules and deduplication compare.
 pub mod matcher;
-pub mod new_action;
-pub mod new_policy;
-pub mod new_task;
-pub mod patch;
-pub mod policy;
+/// Requests: from JSON to values that obey every limit.
+pub mod request;
+/// Retry policies, failures, and the decision whether to retry.
 pub mod retry;
-pub mod retry_view;
-pub mod rules;
 #[cfg(test)]
 mod sample;
-pub mod status;
+/// A task, its statuses and its state machine.
 pub mod task;
+/// The shapes of answers.
 pub mod view;
+/// Actions and the calls they become.
 pub mod webhook;

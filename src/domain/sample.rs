@@ -3,12 +3,12 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::failure::{Failure, FailureType, Trigger};
-use super::lifecycle::{Jitter, Moment};
-use super::new_task;
-use super::policy::{Policy, Strategy};
+use super::request::new_task;
 use super::retry::RetryLimits;
-use super::status::Status;
+use super::retry::failure::{Failure, FailureType, Trigger};
+use super::retry::policy::{Policy, Strategy};
+use super::task::lifecycle::{Jitter, Moment};
+use super::task::status::Status;
 use super::task::{Flags, Task};
 
 pub const ME: Uuid = Uuid::from_u128(0xa11);

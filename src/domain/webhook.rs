@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::json::{self, RawJson};
-use super::lifecycle::Notice;
+use super::task::lifecycle::Notice;
 
 /// A webhook that a task calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]

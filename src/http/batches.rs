@@ -13,9 +13,9 @@ use super::dto::NewRules;
 use super::extract::{Id, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
-use crate::domain::rules::read_rules_change;
+use crate::domain::admission::read_rules_change;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
-use crate::store::lists::BatchFilter;
+use crate::store::tasks::list::BatchFilter;
 
 /// List batches, newest first
 ///

@@ -11,7 +11,7 @@ use super::extract::{Id, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::view::{Delivery, DeliveryStatus};
-use crate::store::query::DeliveryFilter;
+use crate::store::batches::DeliveryFilter;
 
 /// List notifications, newest first
 ///

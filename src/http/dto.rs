@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::domain::failure::Trigger;
-use crate::domain::retry_view::{StrategyName, WrittenDelay};
-use crate::domain::status::Status;
+use crate::domain::retry::failure::Trigger;
+use crate::domain::task::status::Status;
 use crate::domain::view::Metadata;
+use crate::domain::view::retry::{StrategyName, WrittenDelay};
 use crate::domain::webhook::Action;
 
 /// A batch: the tasks alone, or with what concerns them together.

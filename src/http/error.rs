@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::domain::status::Status;
-use crate::log_limit::LogLimit;
+use crate::domain::task::status::Status;
+use crate::telemetry::log_limit::LogLimit;
 use crate::{service, store};
 
 /// What went wrong.

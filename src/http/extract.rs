@@ -12,8 +12,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Api, Problem};
-use crate::domain::input::{Problems, representable};
-use crate::store::lists::Page;
+use crate::domain::request::fields::{Problems, representable};
+use crate::store::tasks::list::Page;
 
 /// How deep pages go: the database has to read all rows before a page.
 const DEEPEST: i64 = 100_000;

@@ -36,7 +36,7 @@ use tower_http::trace::TraceLayer;
 use tracing::Instrument;
 use utoipa_swagger_ui::SwaggerUi;
 
-use crate::domain::new_task::RequestLimits;
+use crate::domain::request::new_task::RequestLimits;
 use crate::service::Service;
 use crate::store::{Store, while_wanted};
 

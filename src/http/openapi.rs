@@ -62,5 +62,5 @@ pub fn document() -> String {
 }
 
 #[cfg(test)]
-#[path = "openapi_tests.rs"]
+#[path = "tests/openapi.rs"]
 mod tests;

@@ -13,9 +13,9 @@ use super::dto::{NewRetry, RetryRequest};
 use super::extract::{Id, KindPath, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
-use crate::domain::new_policy::read_default_policy;
-use crate::domain::patch::read_retry_request;
-use crate::domain::retry_view::RetryStats;
+use crate::domain::request::new_policy::read_default_policy;
+use crate::domain::request::patch::read_retry_request;
+use crate::domain::view::retry::RetryStats;
 use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, TaskEvent};
 
 /// Retry a task by hand

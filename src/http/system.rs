@@ -11,8 +11,8 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{Api, Problem};
-use crate::domain::status::Status;
-use crate::store::stats;
+use crate::domain::task::status::Status;
+use crate::store::ledger::status_counts;
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
@@ -66,18 +66,18 @@ pub async fn metrics(State(api): State<Arc<Api>>) -> impl IntoResponse {
     metrics::gauge!("reprise_pool_connections", "state" => "idle").set(count(idle));
     metrics::gauge!("reprise_pool_connections", "state" => "used").set(count(size - idle));
     // Without a database the page shows what the process itself knows.
-    if let Ok(counts) = stats::by_status(store).await {
+    if let Ok(counts) = status_counts::by_status(store).await {
         for (status, count) in Status::ALL.iter().zip(counts) {
             metrics::gauge!("reprise_tasks", "status" => status.as_str()).set(approximate(count));
         }
     }
-    if let Ok(age) = stats::queue_age(store).await {
+    if let Ok(age) = status_counts::queue_age(store).await {
         metrics::gauge!("reprise_queue_age_seconds").set(age);
     }
-    if let Ok(groups) = stats::blocked_groups(store).await {
+    if let Ok(groups) = status_counts::blocked_groups(store).await {
         metrics::gauge!("reprise_blocked_groups").set(approximate(groups));
     }
-    if let Ok((depth, age)) = stats::outbox(store).await {
+    if let Ok((depth, age)) = status_counts::outbox(store).await {
         metrics::gauge!("reprise_outbox_depth").set(approximate(depth));
         metrics::gauge!("reprise_outbox_oldest_age_seconds").set(age);
     }

@@ -17,13 +17,13 @@ use super::dto::{CreateTasks, HeartbeatBody, TaskPatch};
 use super::extract::{Id, Query};
 use super::{Api, Problem};
 use crate::domain::json::write_canonical;
-use crate::domain::new_task::read_batch;
-use crate::domain::patch::{read_patch, read_progress};
-use crate::domain::status::Status;
+use crate::domain::request::new_task::read_batch;
+use crate::domain::request::patch::{read_patch, read_progress};
+use crate::domain::task::status::Status;
 use crate::domain::view::{TaskDetails, TaskSummary};
 use crate::store::Actor;
-use crate::store::idempotency::IdempotencyKey;
-use crate::store::lists::TaskFilter;
+use crate::store::batches::idempotency::IdempotencyKey;
+use crate::store::tasks::list::TaskFilter;
 
 /// Create a batch of tasks
 ///

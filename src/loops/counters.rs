@@ -5,7 +5,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::runner::{Loop, Tick};
-use crate::store::deferred::{self, Merged};
+use crate::store::tx::deferred::{self, Merged};
 use crate::store::{self, Patience, Session, Store};
 use crate::wake::Hints;
 

@@ -11,9 +11,9 @@ use tokio_util::task::TaskTracker;
 
 use super::runner::{Loop, Tick};
 use crate::domain::webhook::{batch_idempotency_key, idempotency_key, notification_body};
-use crate::log_limit::LogLimit;
 use crate::store::outbox::{self, Leased, Postponed, Sent};
 use crate::store::{self, Actor, Patience, Session, Store};
+use crate::telemetry::log_limit::LogLimit;
 use crate::wake::Hints;
 use crate::webhook::{Call, Client, HostPermit};
 

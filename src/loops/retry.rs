@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::{self, Actor, Patience, Session, Store, stats, transitions};
+use crate::store::ledger::status_counts;
+use crate::store::tasks::transitions;
+use crate::store::{self, Actor, Patience, Session, Store};
 use crate::wake::Hints;
 
 const LIMIT: i64 = 1000;
@@ -36,7 +38,7 @@ impl Loop for Retry {
 async fn release(session: Session) -> store::Result<Tick> {
     let mut tx = session.begin(Actor::Loop(Retry::NAME)).await?;
     let processed = transitions::release_due(&mut tx, LIMIT).await?;
-    let due_in = stats::next_release(&mut tx).await?;
+    let due_in = status_counts::next_release(&mut tx).await?;
     tx.commit().await?;
     Ok(Tick { processed, more: processed >= LIMIT.cast_unsigned(), due_in })
 }

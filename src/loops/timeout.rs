@@ -9,12 +9,15 @@ use uuid::Uuid;
 
 use super::held_back::HeldBack;
 use super::runner::{Loop, Tick};
-use crate::domain::lifecycle::{Event, Moment, decide};
-use crate::domain::status::Status;
 use crate::domain::task::Task;
-use crate::store::lock::LockedTasks;
+use crate::domain::task::lifecycle::{Event, Moment, decide};
+use crate::domain::task::status::Status;
+use crate::store::graph::dead_ends;
+use crate::store::ledger::status_counts;
 use crate::store::outages::{self, Outages};
-use crate::store::{self, Actor, Patience, Session, Store, Tx, dead_ends, lock, progress, stats, transitions};
+use crate::store::tasks::lock::{self, LockedTasks};
+use crate::store::tasks::{heartbeat, transitions};
+use crate::store::{self, Actor, Patience, Session, Store, Tx};
 use crate::wake::Hints;
 
 const LIMIT: i64 = 500;
@@ -129,9 +132,9 @@ async fn expire_locked(tx: &mut Tx, locked: LockedTasks, outages: &Outages) -> s
     }
     transitions::apply(tx, &decided, locked.moment).await?;
     if !put_off.is_empty() {
-        progress::put_off(tx, &put_off).await?;
+        heartbeat::put_off(tx, &put_off).await?;
     }
-    let due_in = stats::next_timeout(tx).await?;
+    let due_in = status_counts::next_timeout(tx).await?;
     let ids = locked.tasks.iter().map(|task| task.id).collect();
     Ok(Expired { ids, ended: decided.len() as u64, due_in })
 }

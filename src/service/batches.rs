@@ -3,12 +3,14 @@
 use uuid::Uuid;
 
 use super::{Error, Result, Service, no_batch};
-use crate::domain::lifecycle::{Event, Transition, decide};
-use crate::domain::rules::RulesChange;
-use crate::domain::status::Status;
+use crate::domain::admission::RulesChange;
+use crate::domain::task::lifecycle::{Event, Transition, decide};
+use crate::domain::task::status::Status;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
-use crate::store::lists::{self, BatchFilter, Page};
-use crate::store::{self, Session, lock, query, slots, transitions, unconditionally};
+use crate::store::admission::slots;
+use crate::store::tasks::list::{self, BatchFilter, Page};
+use crate::store::tasks::{lock, transitions};
+use crate::store::{self, Session, batches, unconditionally};
 
 /// Tasks of a batch that one transaction changes: others wait for its locks no longer than that takes.
 const CHUNK: i64 = 1000;
@@ -23,21 +25,21 @@ impl Service {
         page: Page<Uuid>,
         limit: i64,
     ) -> Result<(Vec<BatchSummary>, bool)> {
-        Ok(lists::batches(&self.store, filter, page, limit).await?)
+        Ok(list::batches(&self.store, filter, page, limit).await?)
     }
 
     pub async fn batch(&self, id: Uuid) -> Result<Batch> {
-        query::batch(&self.store, id).await?.ok_or_else(|| no_batch(id))
+        batches::batch(&self.store, id).await?.ok_or_else(|| no_batch(id))
     }
 
     pub async fn dag(&self, batch_id: Uuid) -> Result<Dag> {
-        let bytes = query::dag_bytes(&self.store, batch_id).await?;
+        let bytes = batches::dag_bytes(&self.store, batch_id).await?;
         if bytes > DAG_BYTES {
             let most = format!("the graph must have at most {DAG_BYTES} bytes, not {bytes}");
             let instead = format!("list its tasks with GET /task?batch_id={batch_id} instead");
             return Err(Error::Invalid(vec![format!("batch_id: {most}; {instead}")]));
         }
-        query::dag(&self.store, batch_id).await?.ok_or_else(|| no_batch(batch_id))
+        batches::dag(&self.store, batch_id).await?.ok_or_else(|| no_batch(batch_id))
     }
 
     /// Cancels everything alive in the batch, from its last task to its first. Children go before their parents,
@@ -70,7 +72,7 @@ impl Service {
 
     /// New rules for what is alive of a kind; whatever they let through starts.
     pub async fn change_rules(&self, id: Uuid, change: &RulesChange) -> Result<ChangedRules> {
-        if !query::batch_exists(&self.store, id).await? {
+        if !batches::batch_exists(&self.store, id).await? {
             return Err(no_batch(id));
         }
         let problems = slots::cannot_carry(&self.store, id, change).await?;

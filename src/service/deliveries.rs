@@ -2,13 +2,13 @@
 
 use super::{Error, Result, Service};
 use crate::domain::view::Delivery;
-use crate::store::lists::Page;
-use crate::store::query::{self, DeliveryFilter};
+use crate::store::batches::{self, DeliveryFilter};
+use crate::store::tasks::list::Page;
 use crate::store::{Session, outbox};
 
 impl Service {
     pub async fn deliveries(&self, filter: &DeliveryFilter, page: Page<i64>, limit: i64) -> Result<Vec<Delivery>> {
-        Ok(query::deliveries(&self.store, filter, page, limit).await?)
+        Ok(batches::deliveries(&self.store, filter, page, limit).await?)
     }
 
     /// Sends a notification again; one that is still being tried stays as it is.

@@ -2,21 +2,21 @@
 
 mod batches;
 mod deliveries;
+mod group_commit;
 mod reports;
 mod retries;
 mod tasks;
-mod together;
 
 use std::sync::Arc;
 
 use chrono::TimeDelta;
 use uuid::Uuid;
 
-use crate::domain::status::Status;
-use crate::store::progress::Heartbeat;
+use crate::domain::task::status::Status;
+use crate::store::tasks::heartbeat::Heartbeat;
 use crate::store::{self, Actor, Session, Store, Tx};
 
-use together::GroupCommit;
+use group_commit::GroupCommit;
 
 pub use tasks::Created;
 
@@ -38,7 +38,7 @@ struct Lanes {
     heartbeats: GroupCommit<Heartbeat, bool>,
     /// Of tasks that occupy slots.
     slot_heartbeats: GroupCommit<Heartbeat, bool>,
-    creations: GroupCommit<tasks::Creation, store::create::StoredBatch>,
+    creations: GroupCommit<tasks::Creation, store::tasks::create::StoredBatch>,
 }
 
 impl Default for Lanes {

@@ -5,16 +5,19 @@ use std::collections::{HashMap, HashSet};
 
 use uuid::Uuid;
 
+use super::group_commit::{Job, isolate_failures};
 use super::tasks::conflict;
-use super::together::{Job, isolate_failures};
 use super::{Error, Result, Service, no_task};
-use crate::domain::lifecycle::{self, Event, Report, Transition, decide};
-use crate::domain::patch::{HeartbeatRequest, Patch};
+use crate::domain::request::patch::{HeartbeatRequest, Patch};
+use crate::domain::task::lifecycle::{self, Event, Report, Transition, decide};
 use crate::domain::task::{Flags, Task};
 use crate::domain::view::TaskDetails;
-use crate::store::lock::LockedTasks;
-use crate::store::progress::{self, Heartbeat};
-use crate::store::{self, Actor, Patience, Session, Tx, attempts, dead_ends, lock, query, transitions, whole};
+use crate::store::graph::dead_ends;
+use crate::store::ledger::attempts;
+use crate::store::tasks::heartbeat::{self, Heartbeat};
+use crate::store::tasks::lock::{self, LockedTasks};
+use crate::store::tasks::{details, transitions};
+use crate::store::{self, Actor, Patience, Session, Tx, batches};
 
 /// How often a change is left to a lane. Whoever has its task locked has done so for a moment, mostly to write that it was
 /// started; a transaction and a connection of its own is for what is locked for longer.
@@ -94,7 +97,7 @@ impl Service {
         {
             return Ok(());
         }
-        let (status, current) = query::status_and_run(&self.store, id).await?.ok_or_else(|| no_task(id))?;
+        let (status, current) = batches::status_and_run(&self.store, id).await?.ok_or_else(|| no_task(id))?;
         Err(conflict(status, current, run))
     }
 
@@ -107,7 +110,7 @@ impl Service {
         };
         let touch = |session: Session| async move {
             let mut tx = self.begin(&session).await?;
-            progress::touch(&mut tx, heartbeat.id, heartbeat.run).await?;
+            heartbeat::touch(&mut tx, heartbeat.id, heartbeat.run).await?;
             tx.commit().await
         };
         self.store.retrying(Patience::Least, touch).await?;
@@ -117,7 +120,7 @@ impl Service {
     /// The answer, with the task read again where it was too large to be read with others.
     async fn done(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<TaskDetails> {
         match done {
-            Done::Changed => whole::task(&self.store, id).await?.ok_or_else(|| no_task(id)),
+            Done::Changed => details::task(&self.store, id).await?.ok_or_else(|| no_task(id)),
             done => self.answer(id, done, run),
         }
     }
@@ -152,7 +155,7 @@ impl Service {
     async fn heartbeats_without_slots(&self, session: Session, heartbeats: &[Heartbeat]) -> store::Result<Vec<bool>> {
         let mut tx = self.begin(&session).await?;
         let written: HashSet<Uuid> =
-            progress::add_without_slots(&mut tx, &added_up(heartbeats)).await?.into_iter().collect();
+            heartbeat::add_without_slots(&mut tx, &added_up(heartbeats)).await?.into_iter().collect();
         tx.commit().await?;
         Ok(heartbeats.iter().map(|heartbeat| written.contains(&heartbeat.id)).collect())
     }
@@ -171,14 +174,14 @@ impl Service {
             lock::unlocked(&mut tx, &heartbeats.iter().map(|heartbeat| heartbeat.id).collect::<Vec<_>>()).await?;
         let sums: Vec<Heartbeat> =
             added_up(heartbeats).into_iter().filter(|heartbeat| unlocked.contains(&heartbeat.id)).collect();
-        let written: HashSet<Uuid> = progress::record(&mut tx, &sums).await?.into_iter().collect();
+        let written: HashSet<Uuid> = heartbeat::record(&mut tx, &sums).await?.into_iter().collect();
         tx.commit().await?;
         Ok(heartbeats.iter().map(|heartbeat| written.contains(&heartbeat.id)).collect())
     }
 
     async fn heartbeat_alone(&self, session: Session, heartbeat: &Heartbeat) -> store::Result<bool> {
         let mut tx = self.begin(&session).await?;
-        let written = progress::record(&mut tx, std::slice::from_ref(heartbeat)).await?;
+        let written = heartbeat::record(&mut tx, std::slice::from_ref(heartbeat)).await?;
         tx.commit().await?;
         Ok(!written.is_empty())
     }
@@ -194,7 +197,8 @@ impl Service {
     async fn change_unlocked(&self, session: Session, jobs: &[Change]) -> store::Result<Vec<Option<Done>>> {
         let Some(first) = jobs.first() else { return Ok(Vec::new()) };
         let mut tx = session.begin(first.actor.clone()).await?;
-        let (locked, views) = whole::lock_unlocked(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
+        let (locked, views) =
+            details::lock_unlocked(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
         let unlocked: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
         let of_unlocked: Vec<&Change> = jobs.iter().filter(|job| unlocked.contains(&job.id)).collect();
         let mut done = self.change_in(tx, locked, views, &of_unlocked).await?.into_iter();
@@ -263,14 +267,14 @@ impl Service {
             });
         }
         if !heartbeats.is_empty() {
-            progress::record(&mut tx, &heartbeats).await?;
+            heartbeat::record(&mut tx, &heartbeats).await?;
         }
         // Alone, if there is any.
         if let (Some(metadata), [Outcome::Task]) = (&first.patch.metadata, outcomes.as_slice())
             && (!decided.is_empty() || !heartbeats.is_empty())
         {
             views.clear();
-            let size = progress::merge_metadata(&mut tx, first.id, metadata).await?;
+            let size = heartbeat::merge_metadata(&mut tx, first.id, metadata).await?;
             if size > self.metadata_bytes {
                 tx.rollback().await?;
                 return Ok(vec![Done::TooLarge(size)]);
@@ -280,7 +284,7 @@ impl Service {
         // Mostly nothing but what was decided has changed. Looking for dead ends may have let go of the tasks in between.
         let looked_up = |task: &Task| task.flags.has(Flags::DEAD_END) || task.flags.has(Flags::TELLS_PARENTS);
         if views.is_empty() || !heartbeats.is_empty() || locked.tasks.iter().any(looked_up) {
-            views = whole::small_tasks_in(&mut tx, &ids).await?;
+            views = details::small_tasks_in(&mut tx, &ids).await?;
         } else {
             for task in decided.iter().map(Transition::task) {
                 views.entry(task.id).and_modify(|view| view.follow(task, locked.moment.now));

@@ -5,15 +5,17 @@ use uuid::Uuid;
 
 use super::{Error, Result, Service, no_batch, no_task};
 use crate::domain::graph::NoRevival;
-use crate::domain::lifecycle::Transition;
-use crate::domain::patch::RetryRequest;
-use crate::domain::policy::Policy;
-use crate::domain::retry_view::RetryStats;
-use crate::domain::status::Status;
+use crate::domain::request::patch::RetryRequest;
+use crate::domain::retry::policy::Policy;
+use crate::domain::task::lifecycle::Transition;
+use crate::domain::task::status::Status;
+use crate::domain::view::retry::RetryStats;
 use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, TaskDetails, TaskEvent};
-use crate::store::lists::Page;
-use crate::store::revival::Targets;
-use crate::store::{self, Actor, Session, attempts, history, policies, query, retry_stats, revival, whole};
+use crate::store::graph::revive::{self, Targets};
+use crate::store::ledger::{attempts, events, retry_stats};
+use crate::store::tasks::details;
+use crate::store::tasks::list::Page;
+use crate::store::{self, Actor, Session, batches, policies};
 
 /// How a retry by hand went inside its transaction.
 enum RetryResult {
@@ -35,7 +37,7 @@ impl Service {
 
     /// The same for every task of the batch that failed by itself.
     pub async fn retry_batch(&self, id: Uuid, request: &RetryRequest) -> Result<RetriedBatch> {
-        if !query::batch_exists(&self.store, id).await? {
+        if !batches::batch_exists(&self.store, id).await? {
             return Err(no_batch(id));
         }
         match self.store.alone(|session| self.retry_batch_once(session, id, request)).await? {
@@ -47,7 +49,7 @@ impl Service {
 
     async fn retry_task_once(&self, session: Session, id: Uuid, request: &RetryRequest) -> store::Result<RetryResult> {
         let mut tx = self.wanted_by(request).begin(&session).await?;
-        let decided = match revival::decide(&mut tx, &Targets::Named(id), request.cascade, self.stuck_after).await? {
+        let decided = match revive::decide(&mut tx, &Targets::Named(id), request.cascade, self.stuck_after).await? {
             Ok(decided) => decided,
             Err(why) => {
                 tx.rollback().await?;
@@ -55,7 +57,7 @@ impl Service {
             }
         };
         decided.apply(&mut tx).await?;
-        let task = whole::task_in(&mut tx, id).await?;
+        let task = details::task_in(&mut tx, id).await?;
         // A dry run has done it all, to answer exactly what would happen, and takes it back.
         if request.dry_run {
             tx.rollback().await?;
@@ -69,8 +71,8 @@ impl Service {
 
     async fn retry_batch_once(&self, session: Session, id: Uuid, request: &RetryRequest) -> store::Result<RetryResult> {
         let mut tx = self.wanted_by(request).begin(&session).await?;
-        let failed = Targets::Failed(revival::failed_of_batch(&mut tx, id).await?);
-        let decided = match revival::decide(&mut tx, &failed, request.cascade, self.stuck_after).await? {
+        let failed = Targets::Failed(revive::failed_of_batch(&mut tx, id).await?);
+        let decided = match revive::decide(&mut tx, &failed, request.cascade, self.stuck_after).await? {
             Ok(decided) => decided,
             Err(why) => {
                 tx.rollback().await?;
@@ -97,7 +99,7 @@ impl Service {
             NoRevival::Refused(task) => (task, None),
             NoRevival::Blocked { task, parent } => (task, Some(parent)),
         };
-        let Some((status, run)) = query::status_and_run(&self.store, task).await? else { return Ok(no_task(id)) };
+        let Some((status, run)) = batches::status_and_run(&self.store, task).await? else { return Ok(no_task(id)) };
         let detail = match blocked_by {
             Some(parent) => {
                 format!("task {task} needs the success of task {parent}, which ended badly: retry that one")
@@ -114,7 +116,7 @@ impl Service {
     }
 
     pub async fn events(&self, id: Uuid, page: Page<i64>, limit: i64) -> Result<Vec<TaskEvent>> {
-        history::of_task(&self.store, id, page, limit).await?.ok_or_else(|| no_task(id))
+        events::of_task(&self.store, id, page, limit).await?.ok_or_else(|| no_task(id))
     }
 
     pub async fn retry_stats(&self, kind: Option<&str>, since: Option<DateTime<Utc>>) -> Result<RetryStats> {

@@ -4,18 +4,21 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::group_commit::{Job, isolate_failures};
 use super::reports::Done;
-use super::together::{Job, isolate_failures};
 use super::{Error, Result, Service, no_task};
-use crate::domain::lifecycle::{Event, decide};
-use crate::domain::new_task::NewBatch;
-use crate::domain::rules::Rule;
+use crate::domain::admission::Rule;
+use crate::domain::request::new_task::NewBatch;
 use crate::domain::task::Task;
+use crate::domain::task::lifecycle::{Event, decide};
 use crate::domain::view::{TaskDetails, TaskSummary, Timestamp};
-use crate::store::create::{self, CreationContext, New};
-use crate::store::idempotency::{self, IdempotencyKey, Seen};
-use crate::store::lists::{self, Page, TaskFilter};
-use crate::store::{self, Actor, Session, Tx, dead_ends, fairness, lock, matchers, policies, transitions, whole};
+use crate::store::admission::{fairness, matchers};
+use crate::store::batches::idempotency::{self, IdempotencyKey, Seen};
+use crate::store::graph::dead_ends;
+use crate::store::tasks::create::{self, CreationContext, New};
+use crate::store::tasks::list::{self, Page, TaskFilter};
+use crate::store::tasks::{details, lock, transitions};
+use crate::store::{self, Actor, Session, Tx, policies};
 
 /// New tasks of several requests that are stored by one transaction at most, and about how many bytes.
 const TASKS_PER_COMMIT: usize = 1000;
@@ -163,13 +166,13 @@ impl Service {
 
     /// With a `run`: only while the task is at that one.
     pub async fn task(&self, id: Uuid, run: Option<i32>) -> Result<TaskDetails> {
-        let task = whole::task(&self.store, id).await?.ok_or_else(|| no_task(id))?;
+        let task = details::task(&self.store, id).await?.ok_or_else(|| no_task(id))?;
         let (status, current) = (task.basic.status, task.basic.run);
         if run.is_some_and(|run| run != current) { Err(conflict(status, current, run)) } else { Ok(task) }
     }
 
     pub async fn tasks(&self, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<TaskSummary>> {
-        Ok(lists::tasks(&self.store, filter, page, limit).await?)
+        Ok(list::tasks(&self.store, filter, page, limit).await?)
     }
 
     pub async fn cancel(&self, id: Uuid) -> Result<TaskDetails> {
@@ -206,7 +209,7 @@ impl Service {
 }
 
 async fn finish(mut tx: Tx, id: Uuid) -> store::Result<Done> {
-    let task = whole::task_in(&mut tx, id).await?;
+    let task = details::task_in(&mut tx, id).await?;
     tx.commit().await?;
     Ok(task.map_or(Done::Missing, |task| Done::Task(Box::new(task))))
 }
@@ -216,7 +219,7 @@ async fn refuse(tx: Tx, why: Done) -> store::Result<Done> {
     Ok(why)
 }
 
-pub(super) fn conflict(status: crate::domain::status::Status, current: i32, run: Option<i32>) -> Error {
+pub(super) fn conflict(status: crate::domain::task::status::Status, current: i32, run: Option<i32>) -> Error {
     let detail = match run {
         Some(run) if run != current => {
             format!("run {run} is not the current one: the task is {status:?} and at run {current}")

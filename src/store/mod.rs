@@ -1,41 +1,32 @@
 //! The only place with SQL. [`Store`] is the way in, [`Tx`] a transaction that knows what it changed and settles
 //! counters, wake-ups and metrics when it commits.
 
-pub mod attempts;
-pub mod books;
-pub mod create;
-pub mod dead_ends;
-mod dedupe;
-pub mod deferred;
-mod derived;
+/// Which pending tasks may start: rules, their slots, and turns between fair keys.
+pub mod admission;
+/// Batches, and requests that may be repeated.
+pub mod batches;
 mod error;
-pub mod fairness;
-pub mod history;
-pub mod idempotency;
-mod ids;
-pub mod lease;
+/// Walks along dependencies: up from dead ends, down from manual retries.
+pub mod graph;
+/// What happened, in rows and in counters, and the audit of those counters.
+pub mod ledger;
+/// Wake-ups from other instances.
 pub mod listen;
-pub mod lists;
-pub mod lock;
-pub mod matchers;
+/// The schema.
 pub mod migrate;
+/// Times during which no instance could take reports.
 pub mod outages;
+/// Notifications to be delivered.
 pub mod outbox;
+/// Default retry policies by kind.
 pub mod policies;
-mod pool;
-pub mod progress;
-pub mod query;
+/// Deletion of old batches.
 pub mod retention;
-pub mod retry_stats;
-pub mod revival;
 mod secret;
-mod session;
-mod settle;
-pub mod slots;
-pub mod stats;
-pub mod transitions;
-mod tx;
-pub mod whole;
+/// Tasks: creating, locking, moving and reading them.
+pub mod tasks;
+/// Transactions, and the connections and sessions they need.
+pub mod tx;
 
 use std::ops::Deref;
 use std::str::FromStr;
@@ -50,10 +41,10 @@ use crate::clock::Clock;
 use crate::domain::retry;
 use crate::wake::Wake;
 
-use pool::Pool;
+use tx::pool::Pool;
 
 pub use error::{Error, Result};
-pub use session::{Patience, Session, unconditionally, while_wanted};
+pub use tx::session::{Patience, Session, unconditionally, while_wanted};
 pub use tx::{Actor, Tx};
 
 /// What a transaction may take, unless it is said otherwise.
@@ -76,9 +67,9 @@ pub struct StoreInner {
     instance: Uuid,
     retry: retry::RetryLimits,
     policies: policies::PolicyCache,
-    matchers: matchers::MatcherCache,
-    fair: fairness::InUse,
-    ids: ids::Ids,
+    matchers: admission::matchers::MatcherCache,
+    fair: admission::fairness::InUse,
+    ids: tasks::ids::Ids,
 }
 
 impl Deref for Store {
@@ -117,9 +108,9 @@ impl Store {
             instance: Uuid::now_v7(),
             retry,
             policies: policies::PolicyCache::default(),
-            matchers: matchers::MatcherCache::default(),
-            fair: fairness::InUse::default(),
-            ids: ids::Ids::default(),
+            matchers: admission::matchers::MatcherCache::default(),
+            fair: admission::fairness::InUse::default(),
+            ids: tasks::ids::Ids::default(),
         })))
     }
 

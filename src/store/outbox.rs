@@ -7,11 +7,11 @@ use chrono::{DateTime, Utc};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::lease::ClaimId;
+use super::tasks::lease::ClaimId;
 use super::{Actor, Error, Result, Session, Tx};
-use crate::domain::lifecycle::{Notice, Transition};
-use crate::domain::status::Status;
 use crate::domain::task::Flags;
+use crate::domain::task::lifecycle::{Notice, Transition};
+use crate::domain::task::status::Status;
 use crate::domain::view::Timestamp;
 use crate::domain::webhook::Action;
 use crate::wake::Hints;

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-use super::{Actor, Error, Result, Session, Store, Tx, fairness, unconditionally};
-use crate::domain::policy::Policy;
+use super::admission::fairness;
+use super::{Actor, Error, Result, Session, Store, Tx, unconditionally};
+use crate::domain::retry::policy::Policy;
 use crate::domain::view::{KindPolicy, Timestamp};
 
 const FRESH: Duration = Duration::from_millis(500);

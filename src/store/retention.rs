@@ -4,9 +4,9 @@
 
 use uuid::Uuid;
 
-use super::settle::SumDeltas;
+use super::tx::settle::SumDeltas;
 use super::{Actor, Result, Session, Tx};
-use crate::domain::status::Status;
+use crate::domain::task::status::Status;
 
 /// Batches that one look finds. Those that somebody holds are passed over, so there have to be some more behind them.
 const LOOKED_AT: i64 = 1000;

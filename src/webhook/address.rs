@@ -126,5 +126,5 @@ fn joined(high: u16, low: u16) -> Ipv4Addr {
 }
 
 #[cfg(test)]
-#[path = "address_tests.rs"]
+#[path = "tests/address.rs"]
 mod tests;

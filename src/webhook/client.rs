@@ -10,9 +10,9 @@ use reqwest::{Method, Url};
 use uuid::Uuid;
 
 use super::guard::{Guard, RefusedAddress};
-use super::places::{HostPermit, HostPermits};
+use super::host_permits::{HostPermit, HostPermits};
 use super::sign::Signer;
-use crate::domain::failure::{FailureType, RetryAfter};
+use crate::domain::retry::failure::{FailureType, RetryAfter};
 use crate::domain::webhook::{Action, Verb};
 use crate::handle::Handles;
 

@@ -152,5 +152,5 @@ impl Resolve for Guard {
 }
 
 #[cfg(test)]
-#[path = "guard_tests.rs"]
+#[path = "tests/guard.rs"]
 mod tests;

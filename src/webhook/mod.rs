@@ -3,10 +3,10 @@
 mod address;
 mod client;
 mod guard;
-mod places;
+mod host_permits;
 mod sign;
 
 pub use client::{Answer, Call, CallError, Client, ClientSettings};
 pub use guard::{Allow, Guard};
-pub use places::HostPermit;
+pub use host_permits::HostPermit;
 pub use sign::{SHORTEST, Signer};

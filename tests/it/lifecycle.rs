@@ -212,9 +212,9 @@ async fn run_at_holds_a_task_back() {
 
 #[tokio::test]
 async fn the_single_statements_go_ways_that_the_state_machine_allows() {
-    use reprise::domain::lifecycle::{Event, Jitter, Moment, decide};
     use reprise::domain::retry::RetryLimits;
-    use reprise::domain::status::Status;
+    use reprise::domain::task::lifecycle::{Event, Jitter, Moment, decide};
+    use reprise::domain::task::status::Status;
     use reprise::domain::task::{Flags, Task};
 
     let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;

@@ -59,7 +59,7 @@ async fn metrics_tell_what_happened() {
 
 #[test]
 fn the_manual_has_every_metric() {
-    let (described, manual) = (include_str!("../../src/telemetry.rs"), include_str!("../../docs/operating.md"));
+    let (described, manual) = (include_str!("../../src/telemetry/mod.rs"), include_str!("../../docs/operating.md"));
     let names = described.split('"').filter(|word| word.starts_with("reprise_") || word.starts_with("task_"));
     let names: Vec<&str> = names.collect();
     assert!(names.len() > 20);

@@ -1,9 +1,9 @@
 //! Each loop's pick walks its own index, at a size where anything else would be felt.
 
 use reprise::clock::Clock;
-use reprise::domain::status::Status;
+use reprise::domain::task::status::Status;
 use reprise::store::Patience;
-use reprise::store::lists::{self, BatchFilter, Page, TaskFilter};
+use reprise::store::tasks::list::{self, BatchFilter, Page, TaskFilter};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use uuid::Uuid;
@@ -109,19 +109,19 @@ async fn the_statements_themselves_touch_few_pages() {
     let statements = store.retrying(Patience::Brief, |session| async move {
         let mut tx = session.begin(reprise::store::Actor::Api).await?;
         let half_a_minute = std::time::Duration::from_secs(30);
-        let claims = reprise::store::transitions::claim(&mut tx, 50, 50, half_a_minute).await?;
+        let claims = reprise::store::tasks::transitions::claim(&mut tx, 50, 50, half_a_minute).await?;
         assert_eq!(claims.tasks.len(), 50);
-        reprise::store::transitions::release_due(&mut tx, 1000).await?;
-        reprise::store::lock::timed_out(&mut tx, 500, &[]).await?;
-        reprise::store::lock::overdue(&mut tx, 500, &[]).await?;
+        reprise::store::tasks::transitions::release_due(&mut tx, 1000).await?;
+        reprise::store::tasks::lock::timed_out(&mut tx, 500, &[]).await?;
+        reprise::store::tasks::lock::overdue(&mut tx, 500, &[]).await?;
         reprise::store::outbox::lease(&mut tx, 100, half_a_minute).await?;
         reprise::store::outbox::next_due(&mut tx).await?;
-        reprise::store::stats::next_timeout(&mut tx).await?;
-        reprise::store::stats::next_release(&mut tx).await?;
+        reprise::store::ledger::status_counts::next_timeout(&mut tx).await?;
+        reprise::store::ledger::status_counts::next_release(&mut tx).await?;
         tx.rollback().await
     });
     statements.await.unwrap();
-    reprise::store::stats::by_status(&store).await.unwrap();
+    reprise::store::ledger::status_counts::by_status(&store).await.unwrap();
     db.close(&store).await;
     assert_eq!(db.number(scans).await, before, "a table was read whole");
 }
@@ -171,8 +171,10 @@ async fn plans_made_while_everything_is_empty_are_good_for_more() {
 
 /// What the loops and reports ask, over and over.
 async fn every_tick(store: &reprise::store::Store, id: Uuid) {
-    use reprise::domain::lifecycle::{Event, decide};
-    use reprise::store::{lock, outbox, progress, stats, transitions, whole};
+    use reprise::domain::task::lifecycle::{Event, decide};
+    use reprise::store::ledger::status_counts;
+    use reprise::store::outbox;
+    use reprise::store::tasks::{details, heartbeat, lock, transitions};
     let second = std::time::Duration::from_secs(1);
     let statements = store.retrying(Patience::Brief, |session| async move {
         let mut tx = session.begin(reprise::store::Actor::Api).await.unwrap();
@@ -183,22 +185,22 @@ async fn every_tick(store: &reprise::store::Store, id: Uuid) {
         lock::timed_out(&mut tx, 500, &[]).await.unwrap();
         lock::unlocked_tasks(&mut tx, &[id]).await.unwrap();
         lock::by_ids(&mut tx, &[id]).await.unwrap();
-        whole::lock_unlocked(&mut tx, &[id]).await.unwrap();
-        whole::small_tasks_in(&mut tx, &[id]).await.unwrap();
-        let heartbeat =
-            progress::Heartbeat { id, run: None, success: 1, failures: 0, expected_count: None, priority: None };
-        progress::add_without_slots(&mut tx, std::slice::from_ref(&heartbeat)).await.unwrap();
-        progress::record(&mut tx, &[heartbeat]).await.unwrap();
+        details::lock_unlocked(&mut tx, &[id]).await.unwrap();
+        details::small_tasks_in(&mut tx, &[id]).await.unwrap();
+        let beat =
+            heartbeat::Heartbeat { id, run: None, success: 1, failures: 0, expected_count: None, priority: None };
+        heartbeat::add_without_slots(&mut tx, std::slice::from_ref(&beat)).await.unwrap();
+        heartbeat::record(&mut tx, &[beat]).await.unwrap();
         let locked = lock::by_ids(&mut tx, &[id]).await.unwrap();
         let canceled = decide(&locked.tasks[0], &Event::Canceled, locked.moment).unwrap().unwrap();
         transitions::apply(&mut tx, &[canceled], locked.moment).await.unwrap();
         outbox::lease(&mut tx, 100, second).await.unwrap();
         outbox::next_due(&mut tx).await.unwrap();
-        stats::next_timeout(&mut tx).await.unwrap();
-        stats::next_release(&mut tx).await.unwrap();
+        status_counts::next_timeout(&mut tx).await.unwrap();
+        status_counts::next_release(&mut tx).await.unwrap();
         tx.rollback().await.unwrap();
-        reprise::store::lease::confirm(&session, &[(id, 7)], second).await.unwrap();
-        reprise::store::lease::renew(&session, &[(id, 7)], second).await
+        reprise::store::tasks::lease::confirm(&session, &[(id, 7)], second).await.unwrap();
+        reprise::store::tasks::lease::renew(&session, &[(id, 7)], second).await
     });
     statements.await.unwrap();
 }
@@ -252,19 +254,19 @@ async fn a_page_of_a_list_reads_little_more_than_itself() {
     for filter in &filters {
         let store = db.store(Clock::Database);
         for _ in 0..10 {
-            assert_eq!(lists::tasks(&store, filter, Page::Offset(0), 50).await.unwrap().len(), 0, "{filter:?}");
+            assert_eq!(list::tasks(&store, filter, Page::Offset(0), 50).await.unwrap().len(), 0, "{filter:?}");
         }
         db.close(&store).await;
     }
     let store = db.store(Clock::Database);
     for n in 0..10u128 {
         let deep = || Page::After(Uuid::from_u128((1_767_226_600_000 + n) << 80 | 0x7000_8000 << 48));
-        assert_eq!(lists::batches(&store, &BatchFilter::default(), deep(), 50).await.unwrap().0.len(), 50);
+        assert_eq!(list::batches(&store, &BatchFilter::default(), deep(), 50).await.unwrap().0.len(), 50);
         let of = BatchFilter { metadata: Some(json!({"n": "not a number"})), ..BatchFilter::default() };
-        assert_eq!(lists::batches(&store, &of, Page::Offset(0), 50).await.unwrap().0.len(), 0);
-        assert_eq!(lists::tasks(&store, &any(), deep(), 50).await.unwrap().len(), 50);
+        assert_eq!(list::batches(&store, &of, Page::Offset(0), 50).await.unwrap().0.len(), 0);
+        assert_eq!(list::tasks(&store, &any(), deep(), 50).await.unwrap().len(), 50);
         let of = TaskFilter { created_before: at(1_767_235_601), ..any() };
-        let found = lists::tasks(&store, &of, Page::Offset(0), 50).await.unwrap();
+        let found = list::tasks(&store, &of, Page::Offset(0), 50).await.unwrap();
         assert_eq!((found.len(), Some(found[0].created_at.0)), (50, at(1_767_235_600)));
     }
     db.close(&store).await;
@@ -380,6 +382,6 @@ async fn lists_are_not_compiled() {
     )
     .await;
     let store = db.store(Clock::Database);
-    lists::tasks(&store, &TaskFilter::default(), Page::Offset(0), 10).await.unwrap();
-    lists::batches(&store, &BatchFilter::default(), Page::Offset(0), 10).await.unwrap();
+    list::tasks(&store, &TaskFilter::default(), Page::Offset(0), 10).await.unwrap();
+    list::batches(&store, &BatchFilter::default(), Page::Offset(0), 10).await.unwrap();
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use reprise::store::{self, Actor, Patience, Session, transitions};
+use reprise::store::tasks::transitions;
+use reprise::store::{self, Actor, Patience, Session};
 use serde_json::{Value, json};
 
 use crate::support::{Fixture, text};

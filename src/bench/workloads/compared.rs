@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::end_to_end::{Through, through};
 use super::{BULK, BULK_CLIENTS, Bench, Post, calling, tasks};
-use crate::bench::ground::Target;
+use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::report::{Cost, Figure, Measurement, Unit};

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::{BULK, BULK_CLIENTS, Bench, CLIENTS, Post, calling, cost, rate, tasks};
-use crate::bench::ground::Target;
+use crate::bench::environment::Target;
 use crate::bench::load;
 use crate::bench::progress::Progress;
 use crate::bench::raw::limits::Limit;

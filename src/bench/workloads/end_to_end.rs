@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{BULK, BULK_CLIENTS, Bench, CLIENTS, PATIENCE, Post, calling, cost, rate, settled, tasks};
-use crate::bench::ground::Target;
+use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::raw::limits::Limit;

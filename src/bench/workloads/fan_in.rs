@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::reports::Report;
 use super::{Bench, CLIENTS, SILENT, batch_number, cost, locked, millis, rate, settled};
-use crate::bench::ground::Target;
+use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::raw::limits::Limit;
@@ -15,7 +15,7 @@ use crate::bench::wire;
 
 pub async fn fan_in(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     // A service of somebody else's takes no more in a batch, unless it was told to.
-    let full = if bench.ground.is_own() { 50_000 } else { 10_000 };
+    let full = if bench.environment.is_own() { 50_000 } else { 10_000 };
     let tasks = bench.size(full, 5000).max(3);
     let rounds = if bench.quick { 1 } else { 3 };
     let raw = bench.limit_time(target, Limit::Update, 200).await?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{Bench, PATIENCE, Post, settled};
-use crate::bench::ground::Target;
+use crate::bench::environment::Target;
 use crate::bench::load;
 use crate::bench::progress::Progress;
 use crate::bench::report::{Figure, Unit, megabytes};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::{Bench, PATIENCE, calling, cost, millis, tasks};
-use crate::bench::ground::Target;
+use crate::bench::environment::Target;
 use crate::bench::load::Latencies;
 use crate::bench::progress::Progress;
 use crate::bench::raw::limits::Limit;

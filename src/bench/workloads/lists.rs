@@ -4,7 +4,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Bench, cost, locked, millis};
-use crate::bench::ground::Target;
+use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::report::{Figure, Measurement, Unit};

@@ -20,7 +20,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::ground::{Ground, Target, Usage};
+use super::environment::{Environment, Target, Usage};
 use super::load::{self, Measured, Requests};
 use super::progress::Progress;
 use super::raw::fill;
@@ -40,7 +40,7 @@ const BULK_CLIENTS: usize = 4;
 const CLIENTS: usize = 64;
 
 pub struct Bench<'a> {
-    pub ground: &'a Ground,
+    pub environment: &'a Environment,
     pub sink: &'a Sink,
     pub quick: bool,
     pub scale: f64,
@@ -66,18 +66,18 @@ impl Bench<'_> {
             }
         }
         if let Some(target) = filled {
-            // What is left of it goes with the ground.
-            let _ = self.ground.tear_down(target).await;
+            // What is left of it goes with the environment.
+            let _ = self.environment.tear_down(target).await;
         }
         outcomes
     }
 
-    /// After a workload that was broken off. Services of our own go with the ground.
+    /// After a workload that was broken off. Services of our own go with the environment.
     async fn clean_up(&self) {
-        if self.ground.is_own() {
+        if self.environment.is_own() {
             return;
         }
-        let cleaned = async { cancel(&self.ground.target().await?).await };
+        let cleaned = async { cancel(&self.environment.target().await?).await };
         if let Err(error) = cleaned.await {
             tracing::warn!(%error, "not all tasks of the benchmark were canceled");
         }
@@ -86,7 +86,7 @@ impl Bench<'_> {
     /// Known already if that workload has been run.
     async fn memory(&self, outcomes: &[Measurement]) -> Result<Measurement, String> {
         let (name, after) = (Workload::Memory.name(), Workload::E2e50k);
-        if !self.ground.is_own() {
+        if !self.environment.is_own() {
             return Ok(Measurement::skipped(name, "only with a service of its own, without --url"));
         }
         let earlier = outcomes.iter().find(|outcome| outcome.workload == after.name() && outcome.failed.is_none());
@@ -98,9 +98,9 @@ impl Bench<'_> {
         let mut figures = vec![Figure::new("", megabytes(bytes), Unit::Megabytes).reach(80.0)];
         let (count, memory) = (outcome.count, outcome.memory);
         self.sink.clear().await;
-        let target = self.ground.target().await?;
+        let target = self.environment.target().await?;
         let large = Box::pin(large::large(self, &target)).await;
-        self.ground.tear_down(target).await?;
+        self.environment.tear_down(target).await?;
         figures.extend(large?);
         Ok(Measurement { workload: name, count, figures, memory, ..Measurement::default() })
     }
@@ -108,14 +108,14 @@ impl Bench<'_> {
     /// `filled` has the many finished tasks, once a workload has wanted them.
     async fn one(&self, workload: Workload, filled: &mut Option<Target>) -> Result<Measurement, String> {
         self.sink.clear().await;
-        let is_own = self.ground.is_own();
+        let is_own = self.environment.is_own();
         if workload.needs_own() && !is_own {
             return Ok(Measurement::skipped(workload.name(), "only with a service of its own, without --url"));
         }
         if workload.wants_filled() && is_own && filled.is_none() {
             *filled = Some(self.filled_stage().await?);
         }
-        let target = self.ground.target().await?;
+        let target = self.environment.target().await?;
         let outcome = async {
             if workload.is_called() {
                 self.reached(&target).await?;
@@ -127,7 +127,7 @@ impl Bench<'_> {
         if !is_own {
             cancel(&target).await?;
         }
-        self.ground.tear_down(target).await?;
+        self.environment.tear_down(target).await?;
         let outcome = outcome?;
         Ok(Measurement { workload: workload.name(), memory: outcome.memory.or(memory), ..outcome })
     }
@@ -150,7 +150,7 @@ impl Bench<'_> {
     }
 
     async fn filled_stage(&self) -> Result<Target, String> {
-        let target = self.ground.target().await?;
+        let target = self.environment.target().await?;
         if let Some(database) = &target.database {
             let count = self.filled.unwrap_or_else(|| self.size(5_000_000, 200_000));
             fill::finished(database, count).await?;
@@ -173,9 +173,9 @@ impl Bench<'_> {
             Workload::Retry => retry::retry(self, target).await,
             Workload::E2eFilled => compared::filled(self, target, filled).await,
             Workload::E2eBlocked => {
-                let other = self.ground.target().await?;
+                let other = self.environment.target().await?;
                 let outcome = compared::blocked(self, target, &other).await;
-                self.ground.tear_down(other).await?;
+                self.environment.tear_down(other).await?;
                 outcome
             }
             Workload::FanIn => fan_in::fan_in(self, target).await,

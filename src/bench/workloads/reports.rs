@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{Bench, CLIENTS, batch_number, cost, rate, running_tasks, settled};
-use crate::bench::ground::Target;
+use crate::bench::environment::Target;
 use crate::bench::load::{self, Requests};
 use crate::bench::progress::Progress;
 use crate::bench::raw::limits::Limit;

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::reports::Report;
 use super::{Bench, CLIENTS, PATIENCE, Post, cost, millis, rate, settled, tasks};
-use crate::bench::ground::Target;
+use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::raw::fill;

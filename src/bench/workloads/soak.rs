@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::end_to_end::through;
 use super::{Bench, CLIENTS, cost, rate};
-use crate::bench::ground::Target;
+use crate::bench::environment::Target;
 use crate::bench::load::Latencies;
 use crate::bench::raw::limits::Limit;
 use crate::bench::report::{Figure, Measurement, Unit, megabytes};

@@ -1,0 +1,239 @@
+//! Where workloads run: a service that is there already, or one of our own for each workload, on a fresh database of a
+//! private PostgreSQL or of the server that `DATABASE_URL` names. What was made here is removed at the end.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uuid::Uuid;
+
+use super::process::{self, ServiceProcess};
+use super::raw::Database;
+use super::wire::Peer;
+use crate::config::Config;
+use crate::postgres::{Embedded, Settings};
+
+/// Two services, and as many connections as there are clients.
+const CONNECTIONS: u32 = 200;
+const CLIENTS: u32 = 64;
+
+pub struct Environment {
+    kind: Kind,
+    settings: Vec<(&'static str, String)>,
+    numbered: AtomicU32,
+    /// The batches that were created, for a service that goes on afterwards.
+    made: Arc<Mutex<Vec<Uuid>>>,
+    /// Databases that are still there.
+    left: Mutex<Vec<String>>,
+}
+
+enum Kind {
+    /// A service that somebody else runs, and perhaps its database.
+    Given { peer: Peer, database: Option<Database> },
+    /// A server on which databases can be made.
+    Own { server: Database, embedded: Option<Private> },
+}
+
+/// A private PostgreSQL in a directory that is removed with it.
+struct Private {
+    embedded: Embedded,
+    parent: Option<PathBuf>,
+}
+
+/// A service to measure.
+pub struct Target {
+    pub peer: Peer,
+    pub database: Option<Database>,
+    pub postgres: Option<i32>,
+    /// The batches that were created.
+    pub made: Arc<Mutex<Vec<Uuid>>>,
+    own: Option<(ServiceProcess, String)>,
+}
+
+/// Seconds of processor time so far, where they are known.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    pub service: Option<f64>,
+    pub postgres: Option<f64>,
+    pub generator: Option<f64>,
+}
+
+impl Environment {
+    pub fn given(url: &str, key: Option<&str>, config: &Config) -> Result<Environment, String> {
+        let authority = authority(url)?;
+        let database = config.database_url().map(Database::new);
+        let kind = Kind::Given { peer: Peer::new(&authority, key), database };
+        Ok(Environment::new(kind, Vec::new()))
+    }
+
+    pub async fn own(config: &Config) -> Result<Environment, String> {
+        let embedded = match config.database_url() {
+            Some(_) => None,
+            None => Some(Private::start(config).await?),
+        };
+        let url = config.database_url().or(embedded.as_ref().map(|private| private.embedded.url())).unwrap_or_default();
+        let kind = Kind::Own { server: Database::new(url), embedded };
+        Ok(Environment::new(kind, settings(config)))
+    }
+
+    fn new(kind: Kind, settings: Vec<(&'static str, String)>) -> Environment {
+        Environment { kind, settings, numbered: AtomicU32::default(), made: Arc::default(), left: Mutex::default() }
+    }
+
+    pub fn is_own(&self) -> bool {
+        matches!(self.kind, Kind::Own { .. })
+    }
+
+    /// Facts about the database server, where it can be asked.
+    pub async fn facts(&self) -> Result<Vec<(String, String)>, String> {
+        match &self.kind {
+            Kind::Own { server, .. } => server.facts().await,
+            Kind::Given { database: Some(database), .. } => database.facts().await,
+            Kind::Given { database: None, .. } => Ok(Vec::new()),
+        }
+    }
+
+    /// A service with nothing in its tables, or the one that was given.
+    pub async fn target(&self) -> Result<Target, String> {
+        let server = match &self.kind {
+            Kind::Own { server, .. } => server,
+            Kind::Given { peer, database } => {
+                let postgres = match database {
+                    Some(database) => database.process().await?,
+                    None => None,
+                };
+                let (peer, database) = (peer.clone(), database.clone());
+                return Ok(Target { peer, database, postgres, made: Arc::clone(&self.made), own: None });
+            }
+        };
+        let number = self.numbered.fetch_add(1, Ordering::Relaxed);
+        let name = format!("reprise_bench_{}_{number}", std::process::id());
+        server.execute(&format!("create database {name}")).await?;
+        self.left().push(name.clone());
+        let database = server.named(&name)?;
+        let service = ServiceProcess::start(&database.url, &self.settings).await?;
+        let postgres = database.process().await?;
+        let peer = Peer::new(&service.authority, None);
+        let made = Arc::clone(&self.made);
+        Ok(Target { peer, database: Some(database), postgres, made, own: Some((service, name)) })
+    }
+
+    /// Takes down what [`Environment::target`] has put up.
+    pub async fn tear_down(&self, target: Target) -> Result<(), String> {
+        let (Kind::Own { server, .. }, Some((service, name))) = (&self.kind, target.own) else { return Ok(()) };
+        service.stop().await;
+        self.left().retain(|left| *left != name);
+        drop_database(server, &name).await
+    }
+
+    /// Removes whatever is left, also of workloads that were broken off.
+    pub async fn close(self) {
+        let left = std::mem::take(&mut *self.left());
+        match self.kind {
+            Kind::Own { embedded: Some(private), .. } => private.remove().await,
+            Kind::Own { server, embedded: None } => {
+                for name in left {
+                    if let Err(error) = drop_database(&server, &name).await {
+                        tracing::warn!("the database {name} was not removed: {error}");
+                    }
+                }
+            }
+            Kind::Given { .. } => {}
+        }
+    }
+
+    fn left(&self) -> MutexGuard<'_, Vec<String>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Target {
+    pub fn usage(&self) -> Usage {
+        Usage {
+            service: self.own.as_ref().and_then(|(service, _)| process::cpu(service.pid)),
+            postgres: self.postgres.and_then(process::cpu_of_family),
+            generator: process::cpu(std::process::id().cast_signed()),
+        }
+    }
+
+    /// Bytes that the service holds.
+    pub fn memory(&self) -> Option<u64> {
+        self.own.as_ref().and_then(|(service, _)| process::memory(service.pid))
+    }
+}
+
+impl Private {
+    /// On the disk where the service would keep its data: a directory for temporary files may be in memory, where
+    /// nothing has to be written through.
+    async fn start(config: &Config) -> Result<Private, String> {
+        let parent = &config.database.reprise_data_dir;
+        let is_new = !parent.exists();
+        let connections = CONNECTIONS.max(2 * config.database.pool_max_size + CLIENTS + 20).to_string();
+        let settings = Settings {
+            bin_dir: config.database.postgres_bin_dir.clone(),
+            extra: vec![("max_connections".into(), connections)],
+            ..Settings::new(parent.join(format!("bench-{}", std::process::id())))
+        };
+        let embedded = Embedded::start(settings).await.map_err(|error| error.to_string())?;
+        Ok(Private { embedded, parent: is_new.then(|| parent.clone()) })
+    }
+
+    async fn remove(self) {
+        let dir = self.embedded.data_dir().to_owned();
+        if let Err(error) = self.embedded.stop().await {
+            tracing::warn!(%error, "the private PostgreSQL did not stop in good order");
+        }
+        remove(&dir, self.parent.as_deref());
+    }
+}
+
+async fn drop_database(server: &Database, name: &str) -> Result<(), String> {
+    server.execute(&format!("drop database if exists {name} with (force)")).await
+}
+
+/// The directory above goes only if it was made for this and nothing else is in it.
+fn remove(dir: &Path, parent: Option<&Path>) {
+    if let Err(error) = std::fs::remove_dir_all(dir) {
+        tracing::warn!(%error, "{} was not removed", dir.display());
+    }
+    if let Some(parent) = parent {
+        let _ = std::fs::remove_dir(parent);
+    }
+}
+
+fn authority(url: &str) -> Result<String, String> {
+    let wrong = || format!("--url {url}: must be http://host or http://host:port");
+    let parsed = url::Url::parse(url).map_err(|_| wrong())?;
+    let plain = parsed.scheme() == "http" && parsed.path() == "/" && parsed.query().is_none();
+    let host = parsed.host_str().filter(|_| plain).ok_or_else(wrong)?;
+    Ok(format!("{host}:{}", parsed.port_or_known_default().unwrap_or(80)))
+}
+
+/// What the service is told beside where its database is: the settings that matter here, and room for large batches.
+fn settings(config: &Config) -> Vec<(&'static str, String)> {
+    let (loops, webhook) = (&config.loops, &config.webhook);
+    vec![
+        ("POOL_MAX_SIZE", config.database.pool_max_size.to_string()),
+        ("WORKER_LOOP_INTERVAL_MS", loops.worker_loop_interval_ms.to_string()),
+        ("RETRY_LOOP_INTERVAL_MS", loops.retry_loop_interval_ms.to_string()),
+        ("WEBHOOK_CONCURRENCY", webhook.webhook_concurrency.to_string()),
+        ("WEBHOOK_CONCURRENCY_PER_HOST", webhook.webhook_concurrency_per_host.to_string()),
+        ("MAX_TASKS_PER_BATCH", config.request.max_tasks_per_batch.max(100_000).to_string()),
+        ("MAX_DEPENDENCIES_PER_TASK", config.request.max_dependencies_per_task.max(100_000).to_string()),
+        ("MAX_LINKS_PER_BATCH", config.request.max_links_per_batch.max(200_000).to_string()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_is_named_by_host_and_port() {
+        assert_eq!(authority("http://127.0.0.1:8085").unwrap(), "127.0.0.1:8085");
+        assert_eq!(authority("http://reprise/").unwrap(), "reprise:80");
+        for url in ["https://reprise", "reprise:8085", "http://reprise/api", ""] {
+            assert_eq!(authority(url).unwrap_err(), format!("--url {url}: must be http://host or http://host:port"));
+        }
+    }
+}

@@ -1,0 +1,250 @@
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::domain::retry::failure::{FailureType, Trigger};
+use crate::domain::sample::{self, at, failure, moment};
+use crate::domain::task::lifecycle::{Cause, Report};
+
+mod lives;
+mod revive;
+
+use Status::{Canceled, Failure, Paused, Pending, Success, Waiting};
+
+fn id(n: usize) -> Uuid {
+    Uuid::from_u128(100 + n as u128)
+}
+
+/// A required edge.
+fn edge(parent: usize, child: usize) -> Edge {
+    Edge { parent: id(parent), child: id(child), requires_success: true }
+}
+
+/// An edge whose child only wants its parent to be over.
+fn loose(parent: usize, child: usize) -> Edge {
+    Edge { requires_success: false, ..edge(parent, child) }
+}
+
+fn row(n: usize, status: Status, wait_count: usize) -> Task {
+    Task { id: id(n), wait_count: i32::try_from(wait_count).unwrap(), ..sample::task(status) }
+}
+
+/// A task that was running and now ends so.
+fn settled(n: usize, status: Status) -> Settled {
+    let event = match status {
+        Success => Event::Reported(Report { run: None, result: Ok(()) }),
+        Failure => {
+            let invalid = failure(Trigger::Explicit, FailureType::ValidationError);
+            Event::Reported(Report { run: None, result: Err(invalid) })
+        }
+        Canceled => Event::Canceled,
+        other => panic!("{other:?} settles nothing"),
+    };
+    let running = Task { id: id(n), ..sample::task(Status::Running) };
+    decide(&running, &event, moment(0)).unwrap().unwrap().settled().unwrap()
+}
+
+/// Which tasks change and to what, in the order of their numbers: status and parents still open.
+fn moved(settled: &[Settled], edges: &[Edge], rows: &[Task]) -> Vec<(usize, Status, i32)> {
+    let mut found: Vec<(usize, Status, i32)> = propagate(settled, edges, rows, moment(0))
+        .iter()
+        .map(|t| {
+            let n = usize::try_from(t.task().id.as_u128() - 100).unwrap();
+            (n, t.task().status, t.task().wait_count)
+        })
+        .collect();
+    found.sort_unstable_by_key(|(n, ..)| *n);
+    found
+}
+
+#[test]
+fn a_diamond_closes_when_both_sides_are_over() {
+    let edges = [edge(0, 1), edge(0, 2), edge(1, 3), edge(2, 3)];
+    let rows = [row(1, Waiting, 1), row(2, Waiting, 1), row(3, Waiting, 2)];
+    assert_eq!(moved(&[settled(0, Success)], &edges, &rows), [(1, Pending, 0), (2, Pending, 0)]);
+    assert_eq!(moved(&[settled(1, Success)], &edges[2..3], &rows[2..]), [(3, Waiting, 1)]);
+    assert_eq!(moved(&[settled(2, Success)], &edges[3..], &[row(3, Waiting, 1)]), [(3, Pending, 0)]);
+    let both = [settled(1, Success), settled(2, Success)];
+    assert_eq!(moved(&both, &edges[2..], &rows[2..]), [(3, Pending, 0)], "both in one call");
+    for bad in [Failure, Canceled] {
+        assert_eq!(moved(&[settled(0, bad)], &edges, &rows), [(1, Failure, 0), (2, Failure, 0), (3, Failure, 0)]);
+    }
+}
+
+#[test]
+fn who_only_waits_for_the_end_does_not_fall() {
+    for bad in [Failure, Canceled] {
+        let edges = [loose(0, 1), edge(0, 2), loose(2, 3), edge(2, 4), loose(4, 3)];
+        let rows = [row(1, Waiting, 1), row(2, Waiting, 1), row(3, Waiting, 2), row(4, Waiting, 1)];
+        let expected = [(1, Pending, 0), (2, Failure, 0), (3, Pending, 0), (4, Failure, 0)];
+        assert_eq!(moved(&[settled(0, bad)], &edges, &rows), expected, "also after a fallen parent");
+    }
+}
+
+#[test]
+fn a_fall_goes_through_every_level_and_says_why() {
+    let edges = [edge(0, 1), edge(1, 2), edge(2, 3), edge(3, 4)];
+    let rows: Vec<Task> = (1..=4).map(|n| row(n, Waiting, 1)).collect();
+    let fallen = propagate(&[settled(0, Failure)], &edges, &rows, moment(0));
+    assert_eq!(fallen.len(), 4);
+    for transition in fallen {
+        let task = transition.task();
+        assert_eq!((task.status, task.ended_at, transition.cause()), (Failure, Some(at(0)), Cause::Dependency));
+        assert_eq!(task.failure_type, Some(FailureType::Dependency));
+        assert!(transition.settled().is_some());
+    }
+}
+
+#[test]
+fn success_goes_one_level_far() {
+    let edges = [edge(0, 1), edge(1, 2)];
+    let rows = [row(1, Waiting, 1), row(2, Waiting, 1)];
+    assert_eq!(moved(&[settled(0, Success)], &edges, &rows), [(1, Pending, 0)]);
+}
+
+#[test]
+fn paused_children_count_down_and_fall() {
+    let edges = [edge(0, 1), edge(1, 2)];
+    let rows = [row(1, Paused, 1), row(2, Paused, 2)];
+    assert_eq!(moved(&[settled(0, Success)], &edges, &rows), [(1, Paused, 0)]);
+    assert_eq!(moved(&[settled(0, Failure)], &edges, &rows), [(1, Failure, 0), (2, Failure, 1)]);
+}
+
+#[test]
+fn what_is_over_stays_as_it_is_and_lets_nothing_through() {
+    for over in [Success, Failure, Canceled] {
+        let edges = [edge(0, 1), edge(1, 2)];
+        let rows = [row(1, over, 1), row(2, Waiting, 1)];
+        for now in [Success, Failure, Canceled] {
+            assert_eq!(moved(&[settled(0, now)], &edges, &rows), [], "{over:?} below {now:?}");
+        }
+    }
+}
+
+#[test]
+fn tasks_that_settle_together_do_not_fall_over_each_other() {
+    // All of a batch are canceled directly: the rows of the children are Canceled already.
+    let edges = [edge(0, 1), edge(1, 2)];
+    let rows = [row(1, Canceled, 1), row(2, Canceled, 1)];
+    let all = [settled(0, Canceled), settled(1, Canceled), settled(2, Canceled)];
+    assert_eq!(moved(&all, &edges, &rows), []);
+}
+
+#[test]
+fn one_bad_parent_is_enough() {
+    let edges = [edge(0, 3), edge(1, 3), edge(2, 3), edge(3, 4), edge(2, 4)];
+    let rows = [row(3, Waiting, 3), row(4, Waiting, 2)];
+    let expected = [(3, Failure, 1), (4, Failure, 1)];
+    assert_eq!(moved(&[settled(0, Success), settled(1, Failure)], &edges, &rows), expected);
+    // The other parents may end later; their child has ended before.
+    assert_eq!(moved(&[settled(2, Success)], &edges, &[row(3, Failure, 1), row(4, Failure, 1)]), []);
+}
+
+#[test]
+fn children_without_a_row_are_left_alone() {
+    assert_eq!(moved(&[settled(0, Failure)], &[edge(0, 1)], &[]), []);
+    assert_eq!(moved(&[], &[edge(0, 1)], &[row(1, Waiting, 1)]), []);
+}
+
+/// Far more than it takes where the work grows with the edges alone, far less than where it grows with their square.
+const QUICK: Duration = Duration::from_secs(5);
+
+#[test]
+fn a_long_chain_falls_quickly() {
+    let edges: Vec<Edge> = (0..10_000).map(|n| edge(n, n + 1)).collect();
+    let rows: Vec<Task> = (1..=10_000).map(|n| row(n, Waiting, 1)).collect();
+    let began = Instant::now();
+    let fallen = propagate(&[settled(0, Failure)], &edges, &rows, moment(0));
+    assert!(began.elapsed() < QUICK, "{:?}", began.elapsed());
+    assert_eq!(fallen.iter().filter(|t| t.task().status == Failure).count(), 10_000);
+}
+
+#[test]
+fn many_parents_of_one_child_are_counted_quickly() {
+    let edges: Vec<Edge> = (0..10_000).map(|n| edge(n, 10_000)).collect();
+    let parents: Vec<Settled> = (0..10_000).map(|n| settled(n, Success)).collect();
+    let rows = [row(10_000, Waiting, 10_000)];
+    let began = Instant::now();
+    assert_eq!(moved(&parents[1..], &edges, &rows), [(10_000, Waiting, 1)]);
+    assert_eq!(moved(&parents, &edges, &rows), [(10_000, Pending, 0)]);
+    assert!(began.elapsed() < QUICK, "{:?}", began.elapsed());
+}
+
+/// A graph whose tasks settle now, wait, or were over before.
+#[derive(Debug)]
+struct World {
+    /// The status and, if it is terminal, whether the task got there only now.
+    tasks: Vec<(Status, bool)>,
+    edges: Vec<(usize, usize, bool)>,
+}
+
+impl World {
+    fn settles(&self, n: usize) -> bool {
+        let (status, now) = self.tasks[n];
+        status.is_terminal() && now
+    }
+
+    fn parents(&self, n: usize) -> impl Iterator<Item = (usize, bool)> + '_ {
+        self.edges.iter().filter(move |(_, child, _)| *child == n).map(|(parent, _, required)| (*parent, *required))
+    }
+
+    fn open_parents(&self, n: usize) -> usize {
+        self.parents(n).filter(|(p, _)| !self.tasks[*p].0.is_terminal() || self.settles(*p)).count()
+    }
+
+    /// It waits, and a parent that it requires ends badly now.
+    fn falls(&self, n: usize) -> bool {
+        let bad = |p: usize| self.falls(p) || self.settles(p) && self.tasks[p].0 != Success;
+        matches!(self.tasks[n].0, Waiting | Paused) && self.parents(n).any(|(p, required)| required && bad(p))
+    }
+
+    fn expected(&self) -> Vec<(usize, Status, i32)> {
+        let change = |n: usize| {
+            let ended = self.parents(n).filter(|(p, _)| self.settles(*p) || self.falls(*p)).count();
+            let open = i32::try_from(self.open_parents(n) - ended).unwrap();
+            match self.tasks[n].0 {
+                Waiting | Paused if ended == 0 => None,
+                Waiting | Paused if self.falls(n) => Some((n, Failure, open)),
+                Waiting if open == 0 => Some((n, Pending, 0)),
+                alive @ (Waiting | Paused) => Some((n, alive, open)),
+                _ => None,
+            }
+        };
+        (0..self.tasks.len()).filter_map(change).collect()
+    }
+}
+
+fn world() -> impl Strategy<Value = World> {
+    let status =
+        prop_oneof![3 => Just(Waiting), 1 => Just(Paused), 2 => Just(Success), 2 => Just(Failure), 1 => Just(Canceled)];
+    let tasks = prop::collection::vec((status, prop::bool::weighted(0.7)), 2..14);
+    let edges = prop::collection::btree_map((any::<usize>(), any::<usize>()), prop::bool::weighted(0.7), 0..40);
+    (tasks, edges).prop_map(|(tasks, edges)| {
+        let size = tasks.len();
+        let ends =
+            |((a, b), required): ((usize, usize), bool)| ((a % size).min(b % size), (a % size).max(b % size), required);
+        let mut edges: Vec<(usize, usize, bool)> = edges.into_iter().map(ends).filter(|(a, b, _)| a < b).collect();
+        edges.sort_unstable();
+        edges.dedup_by_key(|(a, b, _)| (*a, *b));
+        World { tasks, edges }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn any_graph_moves_as_the_definition_says(world in world()) {
+        let edges: Vec<Edge> = world
+            .edges
+            .iter()
+            .map(|(parent, child, requires_success)| Edge { requires_success: *requires_success, ..edge(*parent, *child) })
+            .collect();
+        let rows: Vec<Task> =
+            (0..world.tasks.len()).map(|n| row(n, world.tasks[n].0, world.open_parents(n))).collect();
+        let now: Vec<Settled> =
+            (0..world.tasks.len()).filter(|n| world.settles(*n)).map(|n| settled(n, world.tasks[n].0)).collect();
+        prop_assert_eq!(moved(&now, &edges, &rows), world.expected());
+    }
+}

@@ -1,0 +1,400 @@
+//! Reads untrusted JSON field by field and collects every problem with the path of its field,
+//! instead of stopping at the first. Knows nothing of what the fields mean.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use crate::domain::json::{self, Object};
+
+/// More than anybody reads; past this they are only counted.
+const MOST_PROBLEMS: usize = 10_000;
+/// Long enough to find the place, short enough not to be used against us.
+const LONGEST_PATH: usize = 300;
+
+/// Everything that is wrong with a request, one line per problem: `path: what is wrong`.
+#[derive(Debug, Default)]
+pub struct Problems {
+    lines: Vec<String>,
+    more: usize,
+}
+
+impl Problems {
+    pub fn add(&mut self, path: impl Display, problem: impl Display) {
+        if self.lines.len() >= MOST_PROBLEMS {
+            self.more += 1;
+            return;
+        }
+        let path = path.to_string();
+        let path = if path.is_empty() { "body" } else { path.trim_start_matches('.') };
+        let path: String = path.chars().take(LONGEST_PATH).collect();
+        self.lines.push(format!("{path}: {problem}"));
+    }
+
+    pub fn append(&mut self, others: Problems) {
+        let room = MOST_PROBLEMS.saturating_sub(self.lines.len());
+        self.more += others.more + others.lines.len().saturating_sub(room);
+        self.lines.extend(others.lines.into_iter().take(room));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    pub fn into_vec(mut self) -> Vec<String> {
+        if self.more > 0 {
+            self.lines.push(format!("body: and {} more problems", self.more));
+        }
+        self.lines
+    }
+
+    /// The value, unless something was wrong with the request.
+    pub fn or<T>(self, value: Option<T>) -> Result<T, Vec<String>> {
+        match value {
+            Some(value) if self.is_empty() => Ok(value),
+            _ => Err(self.into_vec()),
+        }
+    }
+}
+
+/// An object that is being read. What nobody took by the end is unknown, and said so.
+pub struct Fields<'a> {
+    path: String,
+    map: Map<String, Value>,
+    /// Fields that stay text.
+    texts: BTreeMap<String, &'a RawValue>,
+}
+
+impl<'a> Fields<'a> {
+    pub fn open(value: Value, path: impl Into<String>, problems: &mut Problems) -> Option<Fields<'a>> {
+        let path = path.into();
+        match value {
+            Value::Object(map) => Some(Fields { path, map, texts: BTreeMap::new() }),
+            other => {
+                problems.add(path, format!("must be an object, not {}", name_of(&other)));
+                None
+            }
+        }
+    }
+
+    /// Leaves fields as text where `keep` says so; [`Fields::text`] takes them.
+    pub fn open_text(
+        text: &'a RawValue,
+        path: impl Into<String>,
+        keep: impl Fn(&str) -> bool,
+        problems: &mut Problems,
+    ) -> Option<Fields<'a>> {
+        let (text, path) = (text.get(), path.into());
+        if !text.starts_with('{') {
+            problems.add(path, format!("must be an object, not {}", name_of_text(text)));
+            return None;
+        }
+        match Object::read(text, keep) {
+            Ok(Object { trees: map, texts }) => {
+                look_in_object(&map, &mut vec![Segment::Name(&path)], problems);
+                Some(Fields { path, map, texts })
+            }
+            Err(error) => {
+                problems.add(path, format!("is not valid JSON: {error}"));
+                None
+            }
+        }
+    }
+
+    /// Makes trees of the texts that are left, if they have at most `most` bytes together; otherwise drops them and
+    /// answers how many they have.
+    pub fn grow(&mut self, most: usize, problems: &mut Problems) -> Result<(), usize> {
+        let texts = std::mem::take(&mut self.texts);
+        if texts.values().map(|text| text.get().len()).sum::<usize>() > most {
+            let size = texts.iter().map(|(name, text)| name.len() + json::compact_len(text.get()) + 4).sum();
+            if size > most {
+                return Err(size);
+            }
+        }
+        for (name, text) in texts {
+            match serde_json::from_str(text.get()) {
+                Ok(value) => {
+                    self.map.insert(name, value);
+                }
+                Err(error) => problems.add(self.path(&name), format!("is not valid JSON: {error}")),
+            }
+        }
+        look_in_object(&self.map, &mut vec![Segment::Name(&self.path)], problems);
+        Ok(())
+    }
+
+    pub fn close(self, problems: &mut Problems) {
+        for name in self.map.keys().chain(self.texts.keys()) {
+            problems.add(self.path(name), "unknown field");
+        }
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        format!("{}.{name}", self.path)
+    }
+
+    /// Takes the field out; null counts as absent.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.map.remove(name).filter(|v| !v.is_null())
+    }
+
+    /// Takes out a field that stayed text; null counts as absent.
+    pub fn text(&mut self, name: &str) -> Option<&'a RawValue> {
+        self.texts.remove(name).filter(|text| text.get() != "null")
+    }
+
+    /// The items of an array that stayed text, at most `most` of them, and how many there are.
+    pub fn texts(&mut self, name: &str, most: usize, problems: &mut Problems) -> Option<(Vec<&'a RawValue>, usize)> {
+        let text = self.text(name)?.get();
+        if !text.starts_with('[') {
+            problems.add(self.path(name), format!("must be an array, not {}", name_of_text(text)));
+            return None;
+        }
+        let items = json::items(text, most);
+        items.map_err(|error| problems.add(self.path(name), format!("is not valid JSON: {error}"))).ok()
+    }
+
+    pub fn string(&mut self, name: &str, length: RangeInclusive<usize>, problems: &mut Problems) -> Option<String> {
+        let value = self.take(name)?;
+        let Value::String(text) = value else {
+            problems.add(self.path(name), format!("must be a string, not {}", name_of(&value)));
+            return None;
+        };
+        let count = text.chars().count();
+        if length.contains(&count) {
+            return Some(text);
+        }
+        let (low, high) = (length.start(), length.end());
+        problems.add(self.path(name), format!("must have {low} to {high} characters, not {count}"));
+        None
+    }
+
+    pub fn required_string(
+        &mut self,
+        name: &str,
+        length: RangeInclusive<usize>,
+        problems: &mut Problems,
+    ) -> Option<String> {
+        self.require(name, problems);
+        self.string(name, length, problems)
+    }
+
+    pub fn integer<T>(&mut self, name: &str, range: RangeInclusive<T>, problems: &mut Problems) -> Option<T>
+    where
+        T: TryFrom<i64> + PartialOrd + Display,
+    {
+        let value = self.take(name)?;
+        let number = value.as_i64().and_then(|n| T::try_from(n).ok()).filter(|n| range.contains(n));
+        if number.is_none() {
+            let (low, high) = (range.start(), range.end());
+            problems
+                .add(self.path(name), format!("must be a whole number from {low} to {high}, not {}", shown(&value)));
+        }
+        number
+    }
+
+    pub fn boolean(&mut self, name: &str, problems: &mut Problems) -> Option<bool> {
+        let value = self.take(name)?;
+        if value.as_bool().is_none() {
+            problems.add(self.path(name), format!("must be true or false, not {}", name_of(&value)));
+        }
+        value.as_bool()
+    }
+
+    pub fn object(&mut self, name: &str, problems: &mut Problems) -> Option<Value> {
+        let value = self.take(name)?;
+        if value.is_object() {
+            return Some(value);
+        }
+        problems.add(self.path(name), format!("must be an object, not {}", name_of(&value)));
+        None
+    }
+
+    pub fn array(&mut self, name: &str, problems: &mut Problems) -> Option<Vec<Value>> {
+        match self.take(name)? {
+            Value::Array(items) => Some(items),
+            other => {
+                problems.add(self.path(name), format!("must be an array, not {}", name_of(&other)));
+                None
+            }
+        }
+    }
+
+    pub fn timestamp(&mut self, name: &str, problems: &mut Problems) -> Option<DateTime<Utc>> {
+        let text = self.string(name, 1..=64, problems)?;
+        let parsed = DateTime::parse_from_rfc3339(&text).ok().map(|t| t.with_timezone(&Utc)).filter(representable);
+        if parsed.is_none() {
+            problems
+                .add(self.path(name), format!("must be an RFC 3339 timestamp, not {}", shown(&Value::String(text))));
+        }
+        parsed
+    }
+
+    /// One of a few words, compared as they are.
+    pub fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)], problems: &mut Problems) -> Option<T> {
+        let value = self.take(name)?;
+        self.pick(name, &value, choices, problems)
+    }
+
+    pub fn pick<T: Copy>(
+        &self,
+        name: &str,
+        value: &Value,
+        choices: &[(&str, T)],
+        problems: &mut Problems,
+    ) -> Option<T> {
+        let found = value.as_str().and_then(|text| choices.iter().find(|(word, _)| *word == text));
+        if found.is_none() {
+            let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+            problems.add(self.path(name), format!("must be one of {}, not {}", words.join(", "), shown(value)));
+        }
+        found.map(|(_, value)| *value)
+    }
+
+    /// Whether the field is there at all, be it null.
+    pub fn names(&self, name: &str) -> bool {
+        self.map.contains_key(name) || self.texts.contains_key(name)
+    }
+
+    /// Null counts as absent.
+    pub fn has(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(|v| !v.is_null()) || self.texts.get(name).is_some_and(|t| t.get() != "null")
+    }
+
+    pub fn require(&self, name: &str, problems: &mut Problems) {
+        if !self.has(name) {
+            problems.add(self.path(name), "is required");
+        }
+    }
+}
+
+/// What PostgreSQL's timestamps can hold with room to add delays to.
+pub fn representable(at: &DateTime<Utc>) -> bool {
+    (0..=253_402_300_799).contains(&at.timestamp())
+}
+
+/// PostgreSQL's text cannot hold NUL, so no string of a request may, wherever it stands. Paths are put together only
+/// where one is found: a body can have long names around very many values.
+pub fn refuse_nul(value: &Value, path: &str, problems: &mut Problems) {
+    look_for_nul(value, &mut vec![Segment::Name(path)], problems);
+}
+
+#[derive(Clone, Copy)]
+enum Segment<'a> {
+    Name(&'a str),
+    Field(&'a str),
+    Item(usize),
+}
+
+fn look_for_nul<'a>(value: &'a Value, path: &mut Vec<Segment<'a>>, problems: &mut Problems) {
+    match value {
+        Value::String(text) if text.contains('\0') => problems.add(shown_path(path), "must not contain NUL characters"),
+        Value::Array(items) => {
+            for (i, item) in items.iter().enumerate() {
+                path.push(Segment::Item(i));
+                look_for_nul(item, path, problems);
+                path.pop();
+            }
+        }
+        Value::Object(map) => look_in_object(map, path, problems),
+        _ => {}
+    }
+}
+
+fn look_in_object<'a>(map: &'a Map<String, Value>, path: &mut Vec<Segment<'a>>, problems: &mut Problems) {
+    for (name, item) in map {
+        if name.contains('\0') {
+            problems.add(shown_path(path), "field names must not contain NUL characters");
+        } else {
+            path.push(Segment::Field(name));
+            look_for_nul(item, path, problems);
+            path.pop();
+        }
+    }
+}
+
+fn shown_path(path: &[Segment]) -> String {
+    let mut text = String::new();
+    for segment in path {
+        match segment {
+            Segment::Name(name) => text.push_str(name),
+            Segment::Field(name) => text.extend(".".chars().chain(name.chars().take(LONGEST_PATH))),
+            Segment::Item(i) => text.extend(["[", &i.to_string(), "]"]),
+        }
+        if text.len() > 4 * LONGEST_PATH {
+            break;
+        }
+    }
+    text
+}
+
+pub(in crate::domain) fn name_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The same of a value that is text.
+fn name_of_text(text: &str) -> &'static str {
+    match text.as_bytes().first() {
+        Some(b'n') => "null",
+        Some(b't' | b'f') => "a boolean",
+        Some(b'"') => "a string",
+        Some(b'[') => "an array",
+        Some(b'{') => "an object",
+        _ => "a number",
+    }
+}
+
+pub(in crate::domain) fn shown(value: &Value) -> String {
+    match value {
+        Value::Number(number) => number.to_string(),
+        Value::String(text) if text.chars().count() <= 40 => format!("\"{text}\""),
+        other => name_of(other).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_problem_is_named_with_its_path() {
+        let mut problems = Problems::default();
+        let value =
+            json!({"name": 7, "count": 1.5, "typo": 1, "when": "yesterday", "text": "a\0b", "deep": [{"x": "\0"}]});
+        refuse_nul(&value, "[0]", &mut problems);
+        let mut fields = Fields::open(value, "[0]", &mut problems).unwrap();
+        assert_eq!(fields.string("name", 1..=5, &mut problems), None);
+        assert_eq!(fields.integer("count", 0..=9, &mut problems), None);
+        assert_eq!(fields.timestamp("when", &mut problems), None);
+        assert_eq!(fields.required_string("kind", 1..=5, &mut problems), None);
+        fields.take("text");
+        fields.take("deep");
+        fields.close(&mut problems);
+        let mut found = problems.into_vec();
+        found.sort();
+        assert_eq!(
+            found,
+            [
+                "[0].count: must be a whole number from 0 to 9, not 1.5",
+                "[0].deep[0].x: must not contain NUL characters",
+                "[0].kind: is required",
+                "[0].name: must be a string, not a number",
+                "[0].text: must not contain NUL characters",
+                "[0].typo: unknown field",
+                "[0].when: must be an RFC 3339 timestamp, not \"yesterday\"",
+            ]
+        );
+    }
+}

@@ -1,0 +1,8 @@
+//! Requests: each reader takes JSON and answers either a value that obeys every limit or all problems at once, each with
+//! the path of its field.
+
+pub mod fields;
+pub mod new_action;
+pub mod new_policy;
+pub mod new_task;
+pub mod patch;

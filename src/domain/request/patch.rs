@@ -1,0 +1,139 @@
+//! What workers and people say about a task that exists, from JSON to values that obey every limit.
+
+use serde_json::Value;
+
+use super::fields::{Fields, Problems, refuse_nul};
+use super::new_task::{RequestLimits, read_metadata};
+use crate::domain::retry::failure::{Failure, FailureType, RetryAfter, Trigger};
+use crate::domain::task::status::Status;
+
+/// What `PATCH /task/{id}` asks for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Patch {
+    pub result: Option<Result<(), Failure>>,
+    pub metadata: Option<Value>,
+    pub progress: HeartbeatRequest,
+    pub expected_count: Option<i32>,
+    pub priority: Option<i16>,
+    pub run: Option<i32>,
+    /// It came with the token of that run, which only a call of it can have told.
+    pub proven: bool,
+}
+
+/// What a worker adds to the counters of its task.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeartbeatRequest {
+    pub success: i64,
+    pub failures: i64,
+}
+
+/// What a request for a retry by hand asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RetryRequest {
+    pub requested_by: Option<String>,
+    /// Bring back what failed only because of it.
+    pub cascade: bool,
+    /// Say what would happen, and do nothing.
+    pub dry_run: bool,
+}
+
+pub fn read_patch(body: Value, limits: &RequestLimits) -> Result<Patch, Vec<String>> {
+    let mut problems = Problems::default();
+    refuse_nul(&body, "", &mut problems);
+    let patch = Fields::open(body, "", &mut problems).map(|mut fields| {
+        let result = read_result(&mut fields, &mut problems);
+        let patch = Patch {
+            result,
+            metadata: read_metadata(&mut fields, limits, &mut problems),
+            progress: read_counters(&mut fields, &mut problems),
+            expected_count: fields.integer("expected_count", 0..=i32::MAX, &mut problems),
+            priority: fields.integer("priority", -1000..=1000, &mut problems),
+            run: fields.integer("run", 0..=i32::MAX, &mut problems),
+            proven: false,
+        };
+        fields.close(&mut problems);
+        patch
+    });
+    problems.or(patch)
+}
+
+pub fn read_progress(body: Value) -> Result<HeartbeatRequest, Vec<String>> {
+    let mut problems = Problems::default();
+    let progress = Fields::open(or_nothing(body), "", &mut problems).map(|mut fields| {
+        let progress = read_counters(&mut fields, &mut problems);
+        fields.close(&mut problems);
+        progress
+    });
+    problems.or(progress)
+}
+
+pub fn read_retry_request(body: Value) -> Result<RetryRequest, Vec<String>> {
+    let mut problems = Problems::default();
+    refuse_nul(&body, "", &mut problems);
+    let request = Fields::open(or_nothing(body), "", &mut problems).map(|mut fields| {
+        let request = RetryRequest {
+            requested_by: fields.string("requested_by", 1..=255, &mut problems),
+            cascade: fields.boolean("cascade", &mut problems).unwrap_or(true),
+            dry_run: fields.boolean("dry_run", &mut problems).unwrap_or(false),
+        };
+        fields.close(&mut problems);
+        request
+    });
+    problems.or(request)
+}
+
+/// A body that may be left out may be null as well.
+fn or_nothing(body: Value) -> Value {
+    if body.is_null() { Value::Object(serde_json::Map::new()) } else { body }
+}
+
+fn read_result(fields: &mut Fields, problems: &mut Problems) -> Option<Result<(), Failure>> {
+    let status = fields.take("status");
+    let has_reason = fields.has("failure_reason");
+    let reason = fields.string("failure_reason", 1..=65_536, problems);
+    let types: Vec<(&str, FailureType)> =
+        FailureType::ALL.iter().filter(|t| **t != FailureType::Dependency).map(|t| (t.as_str(), *t)).collect();
+    let failure_type = fields.choice("failure_type", &types, problems);
+    let has_wait = fields.has("retry_after_secs");
+    let retry_after = fields.integer("retry_after_secs", 1..=i64::from(i32::MAX), problems);
+    let parsed = status.as_ref().map(|s| s.as_str().and_then(Status::parse));
+    match parsed {
+        Some(Some(Status::Failure)) => {
+            if !has_reason {
+                problems.add("failure_reason", "is required with status Failure");
+            }
+            if has_wait && failure_type.is_some_and(FailureType::is_final) {
+                problems.add("retry_after_secs", "does not go with a failure type that is final");
+            }
+            return Some(Err(Failure {
+                trigger: Trigger::Explicit,
+                failure_type: failure_type.unwrap_or(FailureType::Unknown),
+                reason: reason.unwrap_or_default(),
+                http_status: None,
+                retry_after: retry_after.map(|secs| RetryAfter::Secs(secs.cast_unsigned())),
+            }));
+        }
+        Some(Some(Status::Success)) | None => {}
+        Some(_) => problems.add("status", "must be Success or Failure"),
+    }
+    let given =
+        [("failure_reason", has_reason), ("failure_type", failure_type.is_some()), ("retry_after_secs", has_wait)];
+    for (name, given) in given {
+        if given {
+            problems.add(name, "goes with status Failure only");
+        }
+    }
+    parsed.map(|_| Ok(()))
+}
+
+fn read_counters(fields: &mut Fields, problems: &mut Problems) -> HeartbeatRequest {
+    let most = i64::from(i32::MAX);
+    HeartbeatRequest {
+        success: fields.integer("new_success", 0..=most, problems).unwrap_or(0),
+        failures: fields.integer("new_failures", 0..=most, problems).unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/patch.rs"]
+mod tests;

@@ -1,0 +1,73 @@
+//! The record of an execution that has ended.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::transition::Cause;
+use crate::domain::retry::Final;
+use crate::domain::retry::failure::Failure;
+
+/// The record of one execution, made when it ends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attempt {
+    pub run: i32,
+    pub attempt: i16,
+    pub instance: Option<Uuid>,
+    pub started_at: Option<DateTime<Utc>>,
+    pub ended_at: DateTime<Utc>,
+    pub outcome: AttemptOutcome,
+    pub cause: Cause,
+    pub failure: Option<Failure>,
+    pub delay_ms: Option<u64>,
+    pub jitter_ms: Option<u64>,
+    pub next_retry_at: Option<DateTime<Utc>>,
+    pub reason: String,
+    /// How this execution came about; the first one just did.
+    pub retry_type: Option<RetryType>,
+    /// Why it was not retried.
+    pub refusal: Option<Final>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryType {
+    Automatic,
+    Manual,
+}
+
+impl RetryType {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            RetryType::Automatic => "automatic",
+            RetryType::Manual => "manual",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttemptOutcome {
+    Success,
+    Retried,
+    Deferred,
+    Failed,
+    Canceled,
+    /// Given up without a word from its worker.
+    Lost,
+}
+
+impl AttemptOutcome {
+    pub fn parse(text: &str) -> Option<AttemptOutcome> {
+        use AttemptOutcome::{Canceled, Deferred, Failed, Lost, Retried, Success};
+        [Success, Retried, Deferred, Failed, Canceled, Lost].into_iter().find(|outcome| outcome.as_str() == text)
+    }
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            AttemptOutcome::Success => "success",
+            AttemptOutcome::Retried => "retried",
+            AttemptOutcome::Deferred => "deferred",
+            AttemptOutcome::Failed => "failed",
+            AttemptOutcome::Canceled => "canceled",
+            AttemptOutcome::Lost => "lost",
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The shapes of retry policies and statistics, and the sums these are made of.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::domain::retry::failure::{FailureType, Trigger};
+
+/// How executions ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RetryTotals {
+    pub succeeded: i64,
+    pub succeeded_after_retry: i64,
+    pub failed_after_retry: i64,
+    pub scheduled: i64,
+    pub deferred: i64,
+    pub exhausted: i64,
+    pub final_: i64,
+}
+
+impl RetryTotals {
+    pub fn add(&mut self, other: &RetryTotals) {
+        self.succeeded += other.succeeded;
+        self.succeeded_after_retry += other.succeeded_after_retry;
+        self.failed_after_retry += other.failed_after_retry;
+        self.scheduled += other.scheduled;
+        self.deferred += other.deferred;
+        self.exhausted += other.exhausted;
+        self.final_ += other.final_;
+    }
+
+    /// Of the tasks that were retried and have ended, the share that succeeded.
+    pub fn success_rate(&self) -> Option<f64> {
+        ratio(self.succeeded_after_retry, self.failed_after_retry)
+    }
+
+    fn failed(&self) -> i64 {
+        self.scheduled + self.deferred + self.exhausted + self.final_
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a rate is a float")]
+fn ratio(good: i64, bad: i64) -> Option<f64> {
+    (good + bad > 0).then(|| good as f64 / (good + bad) as f64)
+}
+
+/// Retries of tasks that have a policy.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct RetryStats {
+    /// Retries that were scheduled.
+    pub scheduled: i64,
+    pub succeeded_after_retry: i64,
+    /// Tasks that failed with all retries used up.
+    pub exhausted: i64,
+    /// Failures that were not retried for another reason.
+    #[serde(rename = "final")]
+    pub final_: i64,
+    pub deferred: i64,
+    /// Of the tasks that were retried and have ended, the share that succeeded; null if there are none.
+    #[schema(required)]
+    pub success_rate: Option<f64>,
+    pub by_attempt: Vec<AttemptStats>,
+    pub by_kind: Vec<KindStats>,
+    pub by_failure_type: Vec<FailureTypeStats>,
+}
+
+/// Executions by the number of retries before them.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct AttemptStats {
+    pub attempt: i16,
+    pub succeeded: i64,
+    pub failed: i64,
+    #[schema(required)]
+    pub success_rate: Option<f64>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct KindStats {
+    pub kind: String,
+    pub scheduled: i64,
+    pub succeeded_after_retry: i64,
+    pub exhausted: i64,
+    #[serde(rename = "final")]
+    pub final_: i64,
+    pub deferred: i64,
+    #[schema(required)]
+    pub success_rate: Option<f64>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct FailureTypeStats {
+    pub failure_type: FailureType,
+    pub scheduled: i64,
+    pub exhausted: i64,
+    #[serde(rename = "final")]
+    pub final_: i64,
+    pub deferred: i64,
+}
+
+impl AttemptStats {
+    pub fn new(attempt: i16, sums: &RetryTotals) -> AttemptStats {
+        let (succeeded, failed) = (sums.succeeded, sums.failed());
+        AttemptStats { attempt, succeeded, failed, success_rate: ratio(succeeded, failed) }
+    }
+}
+
+impl KindStats {
+    pub fn new(kind: String, sums: &RetryTotals) -> KindStats {
+        KindStats {
+            kind,
+            scheduled: sums.scheduled,
+            succeeded_after_retry: sums.succeeded_after_retry,
+            exhausted: sums.exhausted,
+            final_: sums.final_,
+            deferred: sums.deferred,
+            success_rate: sums.success_rate(),
+        }
+    }
+}
+
+impl FailureTypeStats {
+    pub fn new(failure_type: FailureType, sums: &RetryTotals) -> FailureTypeStats {
+        FailureTypeStats {
+            failure_type,
+            scheduled: sums.scheduled,
+            exhausted: sums.exhausted,
+            final_: sums.final_,
+            deferred: sums.deferred,
+        }
+    }
+}
+
+// Only a description: `policy::Policy` is what serializes to it.
+/// A retry policy with all defaults filled in.
+#[derive(Debug, ToSchema)]
+pub struct RetryPolicy {
+    /// Retries after the first execution; at most `RETRY_MAX_RETRIES_LIMIT`.
+    #[schema(minimum = 1)]
+    pub max_retries: i16,
+    pub strategy: StrategyName,
+    /// With `exponential_backoff`: the first delay.
+    #[schema(minimum = 1)]
+    pub initial_delay_secs: Option<u64>,
+    /// With `exponential_backoff`: each further delay is this many times longer.
+    #[schema(minimum = 1.0)]
+    pub backoff_multiplier: Option<f64>,
+    /// With `exponential_backoff`: no delay is longer; at most `RETRY_MAX_DELAY_LIMIT`.
+    #[schema(minimum = 1)]
+    pub max_delay_secs: Option<u64>,
+    /// With `fixed_delay`: the delay; at most `RETRY_MAX_DELAY_LIMIT`.
+    #[schema(minimum = 1)]
+    pub delay_secs: Option<u64>,
+    /// With `custom`: one delay per retry, the last one repeats; at most `RETRY_MAX_SCHEDULE_DELAY_SECS` each.
+    #[schema(min_items = 1, max_items = 1000)]
+    pub schedule: Option<Vec<WrittenDelay>>,
+    /// Up to this many random milliseconds are added to each delay.
+    #[schema(minimum = 0)]
+    pub jitter_ms: u64,
+    /// Which failures are retried at all.
+    #[schema(min_items = 1)]
+    pub retry_on: Vec<Trigger>,
+    /// HTTP statuses (`"429"`) or classes (`"5xx"`) of `on_start` answers that are retried whatever their type.
+    pub retry_on_status: Option<Vec<String>>,
+    /// The same for answers that are not retried. The more exact pattern wins.
+    pub no_retry_on_status: Option<Vec<String>>,
+    /// No retry is scheduled later than this long after the task was created.
+    #[schema(minimum = 1, maximum = 2_147_483_647)]
+    pub expires_after_secs: Option<u64>,
+}
+
+// Only a description: `policy::Delay` is what serializes to it.
+/// A delay as it was written: one unit.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(untagged, deny_unknown_fields)]
+#[schema(as = Delay)]
+pub enum WrittenDelay {
+    Secs {
+        #[schema(minimum = 1)]
+        secs: u64,
+    },
+    Hours {
+        #[schema(minimum = 1)]
+        hours: u64,
+    },
+    Days {
+        #[schema(minimum = 1)]
+        days: u64,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StrategyName {
+    /// At once, jitter aside.
+    Immediate,
+    /// `initial_delay_secs × backoff_multiplier^attempt`, capped at `max_delay_secs`. The default.
+    ExponentialBackoff,
+    FixedDelay,
+    Custom,
+}

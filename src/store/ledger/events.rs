@@ -1,0 +1,110 @@
+//! The audit trail: who moved which task from where to where, and why. Written with the moves themselves.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use crate::domain::task::status::Status;
+use crate::domain::view::{TaskEvent, Timestamp};
+use crate::store::tasks::list::Page;
+use crate::store::tasks::lock::read_status;
+use crate::store::{Result, Store, Tx};
+
+/// Tasks that one row tells of at most.
+const PER_ROW: usize = 100;
+/// The number of an event: its row's, and the place in the row.
+const PLACES: i64 = 1000;
+
+/// The moves of a transaction, and who has made each.
+#[derive(Default)]
+pub(in crate::store) struct Trail(BTreeMap<Move, Vec<Uuid>>);
+
+/// How a task of a batch changes its status, or comes into being.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::store) struct Move {
+    pub batch_id: Uuid,
+    pub from: Option<Status>,
+    pub to: Status,
+    pub cause: &'static str,
+    pub run: i32,
+    pub attempt: i16,
+    /// More than the cause says, where there is more.
+    pub reason: Option<String>,
+}
+
+/// A row to be written: whom it tells of is a part of all ids, counted from one.
+pub(in crate::store) struct EventRow {
+    pub made: Move,
+    pub first: i32,
+    pub last: i32,
+}
+
+impl Trail {
+    pub fn add(&mut self, id: Uuid, made: Move) {
+        self.0.entry(made).or_default().push(id);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The ids of all tasks, and the rows.
+    pub fn rows(&self) -> (Vec<Uuid>, Vec<EventRow>) {
+        let place = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        let (mut ids, mut rows) = (Vec::new(), Vec::new());
+        for (made, tasks) in &self.0 {
+            for chunk in tasks.chunks(PER_ROW) {
+                let first = place(ids.len() + 1);
+                ids.extend_from_slice(chunk);
+                rows.push(EventRow { made: made.clone(), first, last: place(ids.len()) });
+            }
+        }
+        (ids, rows)
+    }
+}
+
+/// The trail of a task, oldest first; `None` if there is no such task.
+pub async fn of_task(store: &Store, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<TaskEvent>>> {
+    store.listing(async |tx| in_tx(tx, id, page, limit).await).await
+}
+
+async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<TaskEvent>>> {
+    let spec =
+        sqlx::query!("select batch_id, kind from task_spec where id = $1", id).fetch_optional(tx.conn().await?).await?;
+    let Some(spec) = spec else { return Ok(None) };
+    let (after, offset) = match page {
+        Page::After(seq) => (seq / PLACES, 0),
+        Page::Offset(offset) => (0, offset),
+    };
+    let rows = sqlx::query!(
+        r#"select seq, at, from_status::text as "from_status?", to_status::text as "to_status!", cause, actor, instance,
+                  run, attempt, reason, array_position(task_ids, $2) as "place!"
+           from event where batch_id = $1 and seq > $3 and $2 = any(task_ids) order by seq limit $4 offset $5"#,
+        spec.batch_id,
+        id,
+        after,
+        limit,
+        offset,
+    )
+    .fetch_all(tx.conn().await?)
+    .await?;
+    let mut events = Vec::with_capacity(rows.len());
+    for row in rows {
+        events.push(TaskEvent {
+            seq: row.seq * PLACES + i64::from(row.place),
+            at: Timestamp(row.at),
+            task_id: id,
+            batch_id: spec.batch_id,
+            kind: spec.kind.clone(),
+            from: row.from_status.as_deref().map(read_status).transpose()?,
+            to: read_status(&row.to_status)?,
+            cause: row.cause,
+            actor: row.actor,
+            instance: row.instance,
+            run: row.run,
+            attempt: row.attempt,
+            reason: row.reason,
+        });
+    }
+    Ok(Some(events))
+}

@@ -1,0 +1,193 @@
+//! Tasks with everything that is shown of them: read, or locked to be changed and shown afterwards without a second look.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::lock::{LockedTasks, moment, read_status};
+use crate::domain::retry::failure::FailureType;
+use crate::domain::task::{Flags, Task};
+use crate::domain::view::{RetrySource, TaskDetails, TaskSummary, Timestamp};
+use crate::domain::webhook::Actions;
+use crate::store::{Error, Result, Store, Tx};
+
+/// What a task may have in actions and metadata to be read together with others.
+const SMALL: i32 = 16 * 1024;
+
+macro_rules! whole_tasks {
+    ($rest:literal, $($args:expr),*) => {
+        sqlx::query_as!(
+            DetailsRow,
+            r#"select t.id, s.name, s.kind, t.status::text as "status!", t.batch_id, t.priority, t.attempt, t.run,
+                   t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
+                   s.dead_end_barrier, t.timeout_secs, f.fits as "fits!",
+                   case when f.fits then s.metadata end as metadata, case when f.fits then s.actions end as actions,
+                   c.action as "cancel?", t.last_updated,
+                   t.failure_reason, t.failure_type, s.retry, s.retry_source, t.deferrals, s.run_at, s.rules, s.fair_key,
+                   t.flags, t.wait_count, t.claimed_by, t.claimed_run, t.claim, t.manual_run, t.slots, t.timeout_at,
+                   coalesce($1, statement_timestamp()) as "now!"
+               from task t join task_spec s on s.id = t.id
+               cross join lateral (
+                   select coalesce(octet_length(s.actions), 0) + coalesce(pg_column_size(s.metadata), 0) <= $3 as fits
+               ) f
+               left join cancel_action c on c.task_id = t.id and c.run = t.run
+               where t.id = any($2)"#
+                + $rest,
+            $($args),*
+        )
+    };
+}
+
+struct DetailsRow {
+    id: Uuid,
+    name: String,
+    kind: String,
+    status: String,
+    batch_id: Uuid,
+    priority: i16,
+    attempt: i16,
+    run: i32,
+    next_retry_at: Option<DateTime<Utc>>,
+    success: i64,
+    failures: i64,
+    expected_count: Option<i32>,
+    created_at: DateTime<Utc>,
+    started_at: Option<DateTime<Utc>>,
+    ended_at: Option<DateTime<Utc>>,
+    dead_end_barrier: bool,
+    timeout_secs: i32,
+    fits: bool,
+    metadata: Option<Value>,
+    actions: Option<String>,
+    cancel: Option<String>,
+    last_updated: DateTime<Utc>,
+    failure_reason: Option<String>,
+    failure_type: Option<String>,
+    retry: Option<String>,
+    retry_source: Option<String>,
+    deferrals: i32,
+    run_at: Option<DateTime<Utc>>,
+    rules: Option<String>,
+    fair_key: Option<String>,
+    flags: i16,
+    wait_count: i32,
+    claimed_by: Option<Uuid>,
+    claimed_run: Option<i32>,
+    claim: i32,
+    manual_run: Option<i32>,
+    slots: Option<Vec<i64>>,
+    timeout_at: Option<DateTime<Utc>>,
+    now: DateTime<Utc>,
+}
+
+pub async fn task(store: &Store, id: Uuid) -> Result<Option<TaskDetails>> {
+    store.reading(async |tx| task_in(tx, id).await).await
+}
+
+/// As it stands inside a transaction that has just changed it.
+pub async fn task_in(tx: &mut Tx, id: Uuid) -> Result<Option<TaskDetails>> {
+    read(tx, &[id], i32::MAX).await.map(|mut tasks| tasks.remove(&id))
+}
+
+/// The same for many, except the large ones: together they might be more than one wants to hold.
+pub async fn small_tasks_in(tx: &mut Tx, ids: &[Uuid]) -> Result<HashMap<Uuid, TaskDetails>> {
+    read(tx, ids, SMALL).await
+}
+
+async fn read(tx: &mut Tx, ids: &[Uuid], most: i32) -> Result<HashMap<Uuid, TaskDetails>> {
+    let rows = whole_tasks!("", None::<DateTime<Utc>>, ids, most).fetch_all(tx.conn().await?).await?;
+    let rows = rows.into_iter().filter(|row| row.fits);
+    rows.map(|row| row.into_parts().map(|(_, view)| (view.basic.id, view))).collect()
+}
+
+/// Those of the tasks that nobody else holds, locked without waiting for the others, and how the small ones are shown.
+pub async fn lock_unlocked(tx: &mut Tx, ids: &[Uuid]) -> Result<(LockedTasks, HashMap<Uuid, TaskDetails>)> {
+    let now = tx.store.clock().param();
+    let rows =
+        whole_tasks!(" order by t.id for update of t skip locked", now, ids, SMALL).fetch_all(tx.conn().await?).await?;
+    let moment = moment(tx, rows.iter().map(|row| row.now.max(row.last_updated)).max());
+    let (mut tasks, mut views) = (Vec::with_capacity(rows.len()), HashMap::with_capacity(rows.len()));
+    for row in rows {
+        let fits = row.fits;
+        let (task, view) = row.into_parts()?;
+        if fits {
+            views.insert(task.id, view);
+        }
+        tasks.push(task);
+    }
+    Ok((LockedTasks { tasks, moment }, views))
+}
+
+impl DetailsRow {
+    fn into_parts(self) -> Result<(Task, TaskDetails)> {
+        let mut actions: Actions = match &self.actions {
+            Some(text) => serde_json::from_str(text).map_err(Error::corrupt)?,
+            None => Actions::default(),
+        };
+        actions.cancel = self.cancel.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
+        let rules = self.rules.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
+        let status = read_status(&self.status)?;
+        let failure_type = self.failure_type.as_deref().and_then(FailureType::parse);
+        let task = Task {
+            id: self.id,
+            batch_id: self.batch_id,
+            kind: self.kind.clone(),
+            status,
+            flags: Flags(self.flags),
+            attempt: self.attempt,
+            run: self.run,
+            deferrals: self.deferrals,
+            wait_count: self.wait_count,
+            timeout_secs: self.timeout_secs,
+            claimed_by: self.claimed_by,
+            claimed_run: self.claimed_run,
+            claim: self.claim,
+            manual_run: self.manual_run,
+            slots: self.slots.unwrap_or_default(),
+            timeout_at: self.timeout_at,
+            next_retry_at: self.next_retry_at,
+            created_at: self.created_at,
+            last_updated: self.last_updated,
+            started_at: self.started_at,
+            ended_at: self.ended_at,
+            failure_type,
+            failure_reason: self.failure_reason.clone(),
+            retry: self.retry.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?,
+        };
+        let view = TaskDetails {
+            basic: TaskSummary {
+                id: self.id,
+                name: self.name,
+                kind: self.kind,
+                status,
+                batch_id: self.batch_id,
+                priority: self.priority,
+                attempt: self.attempt,
+                run: self.run,
+                next_retry_at: self.next_retry_at.map(Timestamp),
+                success: self.success,
+                failures: self.failures,
+                expected_count: self.expected_count,
+                created_at: Timestamp(self.created_at),
+                started_at: self.started_at.map(Timestamp),
+                ended_at: self.ended_at.map(Timestamp),
+                dead_end_barrier: self.dead_end_barrier,
+            },
+            timeout: self.timeout_secs,
+            metadata: self.metadata.unwrap_or_else(|| json!({})),
+            actions,
+            last_updated: Timestamp(self.last_updated),
+            failure_reason: self.failure_reason,
+            failure_type,
+            retry: task.retry.clone(),
+            retry_source: self.retry_source.as_deref().and_then(RetrySource::parse),
+            deferrals: self.deferrals,
+            run_at: self.run_at.map(Timestamp),
+            rules: rules.unwrap_or_default(),
+            fair_key: self.fair_key,
+        };
+        Ok((task, view))
+    }
+}

@@ -1,0 +1,39 @@
+//! Ids of new tasks: each after those that were made here before, and none earlier than the time it is made for.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use chrono::{DateTime, Utc};
+use uuid::{ContextV7, Timestamp, Uuid};
+
+#[derive(Clone, Debug)]
+pub(in crate::store) struct Ids(Arc<Mutex<ContextV7>>);
+
+impl Default for Ids {
+    fn default() -> Ids {
+        Ids(Arc::new(Mutex::new(ContextV7::new())))
+    }
+}
+
+impl Ids {
+    /// The database's time, not the clock of this machine: what is made at a time is found by it.
+    pub fn made_at(&self, at: DateTime<Utc>, count: usize) -> Vec<Uuid> {
+        let secs = u64::try_from(at.timestamp()).unwrap_or(0);
+        let context = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = |_| Uuid::new_v7(Timestamp::from_unix(&*context, secs, at.timestamp_subsec_nanos()));
+        (0..count).map(id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_rise_whatever_the_time_does() {
+        let (ids, at) = (Ids::default(), |secs| DateTime::from_timestamp(secs, 0).unwrap());
+        let made: Vec<Uuid> = [100, 100, 7, 101, 101].into_iter().flat_map(|secs| ids.made_at(at(secs), 50)).collect();
+        assert!(made.is_sorted_by(|a, b| a < b));
+        let time = |id: &Uuid| id.get_timestamp().unwrap().to_unix().0;
+        assert_eq!((time(&made[0]), time(&made[120]), time(&made[249])), (100, 100, 101));
+    }
+}

@@ -1,0 +1,293 @@
+//! Lists of tasks and batches, newest first. Which rows are on a page is found out from indexes alone, before anything is
+//! joined: a page costs what is on it, however deep it is and however rare what it asks for.
+
+use std::collections::BTreeSet;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::{Value, json};
+use sqlx::{FromRow, Postgres, QueryBuilder};
+use uuid::Uuid;
+
+use crate::domain::task::status::Status;
+use crate::domain::view::{BatchSummary, TaskSummary, Timestamp};
+use crate::store::batches::{BASIC, SummaryRow, status_counts};
+use crate::store::ledger::status_counts;
+use crate::store::{Result, Store};
+
+/// Tasks in a status that are sorted rather than looked for among all others.
+const FEW: i64 = 20_000;
+/// What the batches of a page may have in metadata and kinds; the first is shown however large it is.
+const PAGE_BYTES: i64 = 8 * 1024 * 1024;
+/// How much later than its task an id may say that it was made: transactions overlap.
+const OVERLAP: TimeDelta = TimeDelta::seconds(60);
+
+/// Which part of a list is wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Page<Key> {
+    /// Skip this many.
+    Offset(i64),
+    /// Go on after this one.
+    After(Key),
+}
+
+#[derive(Debug, Default)]
+pub struct TaskFilter {
+    pub statuses: Vec<Status>,
+    pub kind: Option<String>,
+    pub name: Option<String>,
+    pub batch_id: Option<Uuid>,
+    pub metadata: Option<Value>,
+    pub timeout: Option<i32>,
+    pub created_after: Option<DateTime<Utc>>,
+    pub created_before: Option<DateTime<Utc>>,
+}
+
+/// Newest first.
+pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<TaskSummary>> {
+    let offset = if let Page::Offset(offset) = page { offset } else { 0 };
+    let mut query = QueryBuilder::<Postgres>::new(format!("{BASIC}(select id from ("));
+    let mut next = "(";
+    for way in ways(store, &filter.statuses).await? {
+        for hash in way.hashes(filter) {
+            query.push(next);
+            next = " union all (";
+            way.push(&mut query, filter.looks_at_the_specification());
+            if let (Some(hash), Some(kind)) = (hash, &filter.kind) {
+                query.push(hash).push_bind(kind.clone()).push(")");
+            }
+            narrow(&mut query, filter, page);
+            query.push(" order by s.id desc limit ").push_bind(limit.saturating_add(offset)).push(")");
+        }
+    }
+    query.push(") found order by id desc limit ").push_bind(limit).push(" offset ").push_bind(offset);
+    // Looked up one by one: planned for any page, tables of some size were joined whole.
+    query.push(
+        ") page cross join lateral (select * from task_spec where id = page.id offset 0) s
+         cross join lateral (select * from task where id = page.id offset 0) t order by page.id desc",
+    );
+    let planned = query.build_query_as().persistent(filter.metadata.is_none());
+    let rows: Vec<SummaryRow> = store.listing(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
+    rows.into_iter().map(SummaryRow::into_view).collect()
+}
+
+/// How to come by the tasks of one status, in a query in which what has the id is called `s`: the specification, or where
+/// nothing is asked of that, the task alone.
+enum Way {
+    /// There is no status to look at.
+    Any,
+    /// From the newest on; over an index where there is one by id.
+    InOrder(Status),
+    /// All that fulfil a condition for which there is an index, in any order.
+    All(&'static str),
+}
+
+impl Way {
+    /// Where kinds are indexed by a hash: the conditions on it, each for a part of the tasks. An instance from before there
+    /// was a hash, at work beside this one, leaves it 0. The kind itself is compared as well.
+    fn hashes(&self, filter: &TaskFilter) -> &'static [Option<&'static str>] {
+        match self {
+            Way::InOrder(Status::Failure | Status::Canceled) if filter.kind.is_some() => {
+                &[Some(" and t.kind_hash = hashtext("), Some(" and t.kind_hash = 0 and 0 <> hashtext(")]
+            }
+            _ => &[None],
+        }
+    }
+
+    /// A status is written out: bound, no partial index would be known to fit.
+    fn push(&self, query: &mut QueryBuilder<Postgres>, with_specification: bool) {
+        match (self, with_specification) {
+            (Way::Any, _) => query.push("select s.id from task_spec s where true"),
+            (Way::InOrder(status), true) => query.push(format!(
+                "select s.id from task_spec s join task t on t.id = s.id where t.status = '{}'",
+                status.as_str()
+            )),
+            (Way::InOrder(status), false) => {
+                query.push(format!("select s.id from task s where s.status = '{}'", status.as_str()))
+            }
+            // They are few. Planned for any kind, those of a kind were all read to be joined with them.
+            (Way::All(condition), true) => query.push(format!(
+                "select s.id from (select id from task where {condition} offset 0) t
+                 cross join lateral (select * from task_spec where id = t.id offset 0) s where true"
+            )),
+            (Way::All(condition), false) => {
+                query.push(format!("select s.id from (select id from task where {condition} offset 0) s where true"))
+            }
+        };
+    }
+}
+
+async fn ways(store: &Store, statuses: &[Status]) -> Result<Vec<Way>> {
+    if statuses.is_empty() {
+        return Ok(vec![Way::Any]);
+    }
+    let counts = status_counts::by_status(store).await?;
+    let mut ways = Vec::new();
+    for status in statuses.iter().collect::<BTreeSet<_>>() {
+        let all: &[&str] = match status {
+            Status::Claimed => &["status = 'claimed'"],
+            Status::Running => &["status = 'running'"],
+            Status::RetryPending => &["status = 'retry_pending'"],
+            Status::Pending => &[
+                "status = 'pending' and not_before is null and parked_on is null",
+                "status = 'pending' and not_before is not null",
+                "status = 'pending' and parked_on is not null and not_before is null",
+            ],
+            Status::Waiting | Status::Paused | Status::Success | Status::Failure | Status::Canceled => &[],
+        };
+        if all.is_empty() || counts[status.index()] > FEW {
+            ways.push(Way::InOrder(*status));
+        } else {
+            ways.extend(all.iter().map(|condition| Way::All(condition)));
+        }
+    }
+    Ok(ways)
+}
+
+impl TaskFilter {
+    fn looks_at_the_specification(&self) -> bool {
+        let texts = self.kind.is_some() || self.name.is_some() || self.metadata.is_some();
+        let times = self.timeout.is_some() || self.created_after.is_some() || self.created_before.is_some();
+        texts || times || self.batch_id.is_some()
+    }
+}
+
+fn narrow(query: &mut QueryBuilder<Postgres>, filter: &TaskFilter, page: Page<Uuid>) {
+    if let Some(kind) = &filter.kind {
+        query.push(" and s.kind = ").push_bind(kind.clone());
+    }
+    if let Some(name) = &filter.name {
+        query.push(" and s.name = ").push_bind(name.clone());
+    }
+    if let Some(batch_id) = filter.batch_id {
+        query.push(" and s.batch_id = ").push_bind(batch_id);
+    }
+    contains(query, "s.metadata", filter.metadata.as_ref());
+    if let Some(timeout) = filter.timeout {
+        query.push(" and s.timeout_secs = ").push_bind(timeout);
+    }
+    if let Some(after) = filter.created_after {
+        query.push(" and s.created_at > ").push_bind(after);
+        query.push(" and s.id >= ").push_bind(first_id(after));
+    }
+    if let Some(before) = filter.created_before {
+        query.push(" and s.created_at < ").push_bind(before);
+        query.push(" and s.id < ").push_bind(first_id(before + OVERLAP));
+    }
+    if let Page::After(id) = page {
+        query.push(" and s.id < ").push_bind(id);
+    }
+}
+
+/// The smallest id that can have been made at that time: it begins with the milliseconds.
+fn first_id(at: DateTime<Utc>) -> Uuid {
+    let millis = u64::try_from(at.timestamp_millis()).unwrap_or(0).min((1 << 48) - 1);
+    Uuid::from_u128(u128::from(millis) << 80)
+}
+
+#[derive(Debug, Default)]
+pub struct BatchFilter {
+    pub scope: Option<String>,
+    pub metadata: Option<Value>,
+}
+
+#[derive(FromRow)]
+struct BatchRow {
+    id: Uuid,
+    total: i32,
+    created_at: DateTime<Utc>,
+    kinds: Vec<String>,
+    scope: Option<String>,
+    metadata: Option<Value>,
+    updated_at: DateTime<Utc>,
+    waiting: i32,
+    pending: i32,
+    claimed: i32,
+    running: i32,
+    retry_pending: i32,
+    paused: i32,
+    success: i32,
+    failure: i32,
+    canceled: i32,
+    picked: i64,
+}
+
+/// Newest first, and no more of them once they have [`PAGE_BYTES`]: metadata and many kinds can make a batch large. Answers
+/// whether the page was cut short for that.
+pub async fn batches(
+    store: &Store,
+    filter: &BatchFilter,
+    page: Page<Uuid>,
+    limit: i64,
+) -> Result<(Vec<BatchSummary>, bool)> {
+    // The counters are looked up for the page alone: joined before the limit, the tables were merged from the newest
+    // batch on, down to the page.
+    let mut query = QueryBuilder::<Postgres>::new(
+        "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending, c.claimed,
+                c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled, b.picked
+         from (
+             select *, coalesce(sum(coalesce(octet_length(b.metadata::text), 0) + octet_length(array_to_string(b.kinds, ','))) over (
+                 order by b.id desc rows between unbounded preceding and 1 preceding
+             ), 0) as before, count(*) over () as picked
+             from (select * from batch b where true",
+    );
+    if let Some(scope) = &filter.scope {
+        query.push(" and b.scope = ").push_bind(scope);
+    }
+    contains(&mut query, "b.metadata", filter.metadata.as_ref());
+    if let Page::After(id) = page {
+        query.push(" and b.id < ").push_bind(id);
+    }
+    query.push(" order by b.id desc limit ").push_bind(limit);
+    if let Page::Offset(offset) = page {
+        query.push(" offset ").push_bind(offset);
+    }
+    query.push(
+        ") b) b cross join lateral (select * from batch_counts where batch_id = b.id offset 0) c where b.before < ",
+    );
+    query.push_bind(PAGE_BYTES).push(" order by b.id desc");
+    let planned = query.build_query_as().persistent(filter.metadata.is_none());
+    let rows: Vec<BatchRow> = store.listing(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
+    let cut = rows.first().is_some_and(|row| i64::try_from(rows.len()).is_ok_and(|shown| shown < row.picked));
+    let batches = rows
+        .into_iter()
+        .map(|row| BatchSummary {
+            batch_id: row.id,
+            total_tasks: row.total,
+            first_created_at: Timestamp(row.created_at),
+            latest_updated_at: Timestamp(row.updated_at),
+            status_counts: status_counts!(row),
+            kinds: row.kinds,
+            scope: row.scope,
+            metadata: row.metadata.unwrap_or_else(|| json!({})),
+        })
+        .collect();
+    Ok((batches, cut))
+}
+
+/// What has no metadata is stored without a value, and contains the empty object too.
+/// Such a query must not be kept prepared: only with the value at hand can the planner tell a rare one, for which it
+/// takes the index, from a common one, for which it walks from the newest row on. A plan for any value walks, and
+/// reads everything to find nothing.
+fn contains(query: &mut QueryBuilder<Postgres>, column: &str, metadata: Option<&Value>) {
+    if let Some(metadata) = metadata.filter(|m| m.as_object().is_some_and(|m| !m.is_empty())) {
+        query.push(format!(" and {column} @> ")).push_bind(metadata.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_a_time_come_after_its_first() {
+        let at = |millis| DateTime::from_timestamp_millis(millis).unwrap();
+        let made = |millis: u64| {
+            let (secs, nanos) = (millis / 1000, u32::try_from(millis % 1000 * 1_000_000).unwrap());
+            Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, secs, nanos))
+        };
+        let now = 1_767_225_600_123;
+        assert!(first_id(at(now)) < made(1_767_225_600_123) && made(1_767_225_600_123) < first_id(at(now + 1)));
+        assert_eq!(first_id(at(-5)), Uuid::nil());
+        assert!(first_id(DateTime::<Utc>::MAX_UTC) > made(1_767_225_600_123));
+    }
+}
