@@ -19,7 +19,7 @@ use crate::loops::deliver::{self, Deliver};
 use crate::loops::liveness::Liveness;
 use crate::loops::retention::Retention;
 use crate::loops::retry::Retry;
-use crate::loops::start::caller::Keeper;
+use crate::loops::start::lease::Keeper;
 use crate::loops::start::{self, Start};
 use crate::loops::supervisor::Supervisor;
 use crate::loops::timeout::Timeout;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::output::print;
-use crate::store::ledger::counter_audit::{self, Extent};
+use crate::store::ledger::audit::{self, Extent};
 use crate::store::{self, Store};
 
 /// Differences printed one by one.
@@ -20,7 +20,7 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
         return Err("the tables are not up to date; run `reprise migrate` first".into());
     }
     let mut differences = examine(store).await?;
-    for (counter, count) in counter_audit::by_counter(&differences) {
+    for (counter, count) in audit::by_counter(&differences) {
         let found = if count == 0 { "ok".into() } else { format!("{count} wrong") };
         print(&format!("{:<9} {found}\n", counter.as_str()))?;
     }
@@ -37,7 +37,7 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
         return Err(format!("{} differences; `reprise doctor --fix` mends them", differences.len()));
     }
     for _ in 0..ROUNDS {
-        counter_audit::repair(store, &differences).await.map_err(|error| error.to_string())?;
+        audit::repair(store, &differences).await.map_err(|error| error.to_string())?;
         differences = examine(store).await?;
         if differences.is_empty() {
             return print("repaired\n");
@@ -46,9 +46,9 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
     Err(format!("{} differences are left, the first is {}", differences.len(), differences[0]))
 }
 
-async fn examine(store: &Store) -> Result<Vec<counter_audit::Difference>, String> {
+async fn examine(store: &Store) -> Result<Vec<audit::Difference>, String> {
     // The server ends its statements itself. One that does not answer any more is not waited for.
-    let examined = tokio::time::timeout(LIMIT + store.limit(), counter_audit::audit(store, Extent::All, LIMIT));
+    let examined = tokio::time::timeout(LIMIT + store.limit(), audit::audit(store, Extent::All, LIMIT));
     let examined = examined.await.unwrap_or_else(|_| Err(store::Error::too_late(LIMIT)));
     examined.map_err(|error| error.to_string())
 }

@@ -2,6 +2,7 @@
 //! to each number what PostgreSQL does by itself. It talks to the service over HTTP alone, like everybody else; only what
 //! `raw` does goes past it.
 
+pub mod args;
 mod environment;
 mod load;
 mod process;
@@ -13,50 +14,17 @@ mod wire;
 mod workloads;
 
 use std::fs::File;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 
-use clap::Args;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, parsed, whole};
+use crate::config::Config;
 use crate::output::print;
+use args::BenchArgs;
 use environment::Environment;
 use report::Measurement;
 use sink::Sink;
-use workloads::{Bench, WORKLOADS, Workload};
-
-#[derive(Clone, Debug, PartialEq, Args)]
-pub struct BenchArgs {
-    /// What to measure [default: all but soak]
-    #[arg(value_name = "WORKLOAD", value_parser = Workload::parse)]
-    workloads: Vec<Workload>,
-    /// A service that runs already, `http://host:port` [default: one is started]
-    #[arg(long, value_name = "URL")]
-    url: Option<String>,
-    /// A key for it
-    #[arg(long, value_name = "KEY", requires = "url")]
-    key: Option<String>,
-    /// Where this program listens for the service's calls
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0", value_parser = parsed::<SocketAddr>("an IP address with a port, such as 127.0.0.1:0"))]
-    sink: SocketAddr,
-    /// Smaller sizes: all of it in a minute or two
-    #[arg(long)]
-    quick: bool,
-    /// Finished tasks in the table for the workloads that want it filled [default: 5000000, or 200000 with --quick]
-    #[arg(long, value_name = "N", value_parser = whole(0..=1_000_000_000usize))]
-    filled: Option<usize>,
-    /// Write everything as JSON; `-` for standard output, instead of the table
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Only say which workloads there are
-    #[arg(long)]
-    list: bool,
-    /// All sizes times this
-    #[arg(long, value_name = "FACTOR", default_value = "1", hide = true)]
-    scale: f64,
-}
+use workloads::{Bench, WORKLOADS};
 
 /// Measures and prints; an error is the one line for the end.
 pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken) -> Result<(), String> {
@@ -67,7 +35,7 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
         return Ok(());
     }
     let json_file = args.json.as_ref().filter(|path| path.as_os_str() != "-");
-    let cannot = |path: &PathBuf, error: std::io::Error| format!("--json {}: {error}", path.display());
+    let cannot = |path: &std::path::Path, error: std::io::Error| format!("--json {}: {error}", path.display());
     if let Some(path) = json_file {
         // Known now, and not when all is measured.
         File::options().append(true).create(true).open(path).map_err(|error| cannot(path, error))?;

@@ -2,10 +2,9 @@
 //! that names the variable, its value and what is allowed.
 
 pub mod secret;
+pub mod value;
 
-use std::fmt::Display;
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -13,8 +12,9 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use self::value::{parsed, whole};
 use crate::access::{Access, Keys};
-use crate::bench::BenchArgs;
+use crate::bench::args::BenchArgs;
 use crate::domain::request::new_task::RequestLimits;
 use crate::domain::retry;
 use crate::http::Hosts;
@@ -401,22 +401,6 @@ fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     lines.join(" ").trim_start_matches("error: ").to_owned()
-}
-
-pub fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
-where
-    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
-{
-    move |text| {
-        let value = text.parse::<T>().ok().filter(|value| range.contains(value));
-        value.ok_or_else(|| format!("must be a whole number from {} to {}", range.start(), range.end()))
-    }
-}
-
-pub fn parsed<T: FromStr + Clone + Send + Sync + 'static>(
-    what: &'static str,
-) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
-    move |text| text.parse::<T>().map_err(|_| format!("must be {what}"))
 }
 
 fn boolean(text: &str) -> Result<bool, String> {

@@ -12,7 +12,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Api, Problem};
-use crate::domain::request::fields::{Problems, representable};
+use crate::domain::request::fields::representable;
+use crate::domain::request::problems::Problems;
 use crate::store::tasks::list::Page;
 
 /// How deep pages go: the database has to read all rows before a page.

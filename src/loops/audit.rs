@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::ledger::counter_audit::{self, Extent};
+use crate::store::ledger::audit::{self, Extent};
 use crate::store::{self, Store};
 
 /// Time for a tick: counting what is alive in a large database takes minutes.
@@ -39,8 +39,8 @@ impl Loop for Audit {
         if !self.rested.swap(true, Ordering::Relaxed) {
             return Ok(Tick::default());
         }
-        let found = counter_audit::audit(&self.store, Extent::Alive, STATEMENTS).await?;
-        for (counter, count) in counter_audit::by_counter(&found) {
+        let found = audit::audit(&self.store, Extent::Alive, STATEMENTS).await?;
+        for (counter, count) in audit::by_counter(&found) {
             let count = u32::try_from(count).unwrap_or(u32::MAX);
             metrics::gauge!("reprise_book_differences", "counter" => counter.as_str()).set(count);
         }

@@ -100,3 +100,14 @@ fn no_task(id: Uuid) -> Error {
 fn no_batch(id: Uuid) -> Error {
     Error::NotFound { what: "batch", id: id.to_string() }
 }
+
+/// A report or change that the task, in this status and at this run, does not allow.
+fn conflict(status: Status, current: i32, run: Option<i32>) -> Error {
+    let detail = match run {
+        Some(run) if run != current => {
+            format!("run {run} is not the current one: the task is {status:?} and at run {current}")
+        }
+        _ => format!("not possible while the task is {status:?}"),
+    };
+    Error::Conflict { detail, status: Some(status), run: Some(current) }
+}

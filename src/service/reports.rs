@@ -6,8 +6,7 @@ use std::collections::{HashMap, HashSet};
 use uuid::Uuid;
 
 use super::group_commit::{Job, isolate_failures};
-use super::tasks::conflict;
-use super::{Error, Result, Service, no_task};
+use super::{Error, Result, Service, conflict, no_task};
 use crate::domain::request::patch::{HeartbeatRequest, Patch};
 use crate::domain::task::lifecycle::{self, Event, Report, Transition, decide};
 use crate::domain::task::{Flags, Task};

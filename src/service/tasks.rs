@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::group_commit::{Job, isolate_failures};
 use super::reports::Done;
-use super::{Error, Result, Service, no_task};
+use super::{Error, Result, Service, conflict, no_task};
 use crate::domain::admission::Rule;
 use crate::domain::request::new_task::NewBatch;
 use crate::domain::task::Task;
@@ -217,14 +217,4 @@ async fn finish(mut tx: Tx, id: Uuid) -> store::Result<Done> {
 async fn refuse(tx: Tx, why: Done) -> store::Result<Done> {
     tx.rollback().await?;
     Ok(why)
-}
-
-pub(super) fn conflict(status: crate::domain::task::status::Status, current: i32, run: Option<i32>) -> Error {
-    let detail = match run {
-        Some(run) if run != current => {
-            format!("run {run} is not the current one: the task is {status:?} and at run {current}")
-        }
-        _ => format!("not possible while the task is {status:?}"),
-    };
-    Error::Conflict { detail, status: Some(status), run: Some(current) }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reprise::store::ledger::counter_audit::{self, Extent};
+use reprise::store::ledger::audit::{self, Extent};
 use serde_json::json;
 
 use crate::support::instance::command;
@@ -90,11 +90,11 @@ async fn looking_has_a_limit_of_its_own() {
     let f = Fixture::new().await;
     let mut holder = f.db.pool.begin().await.unwrap();
     sqlx::raw_sql("lock table task in access exclusive mode").execute(&mut *holder).await.unwrap();
-    let error = counter_audit::audit(&f.store, Extent::All, Duration::from_millis(200)).await.unwrap_err().to_string();
+    let error = audit::audit(&f.store, Extent::All, Duration::from_millis(200)).await.unwrap_err().to_string();
     assert!(error.contains("timeout"), "{error}");
     holder.rollback().await.unwrap();
     let slow = f.store.with_limit(Duration::from_millis(1));
-    assert_eq!(counter_audit::audit(&slow, Extent::All, Duration::from_secs(60)).await.unwrap(), []);
+    assert_eq!(audit::audit(&slow, Extent::All, Duration::from_secs(60)).await.unwrap(), []);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reprise::loops::retention::Retention;
 use reprise::loops::runner::Loop;
-use reprise::store::ledger::counter_audit::{self, Extent};
+use reprise::store::ledger::audit::{self, Extent};
 use reprise::store::retention::{self, Deleted};
 use reprise::store::{Patience, Session, Store};
 use serde_json::{Value, json};
@@ -88,7 +88,7 @@ async fn finished(f: &Fixture, tasks: usize, chained: bool) -> Vec<String> {
 }
 
 async fn assert_doctor_is_content(f: &Fixture) {
-    let found = counter_audit::audit(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();
+    let found = audit::audit(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();
     assert_eq!(found, []);
     f.db.assert_counters_match().await;
 }

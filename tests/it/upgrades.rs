@@ -3,7 +3,7 @@
 //! `previous_statements.sql` holds the statements of the version that runs everywhere before the newest migrations are
 //! released. `tests/previous_statements` writes it from a revision; do so after a release that has migrations.
 
-use reprise::store::ledger::counter_audit::{self, Extent};
+use reprise::store::ledger::audit::{self, Extent};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor, SqlSafeStr};
 use std::time::Duration;
@@ -127,12 +127,12 @@ async fn derived_columns_are_found_and_repaired() {
     let old = old.to_string();
     f.claim().await;
     f.db.execute("update task set kind_hash = default; update task_spec set timeout_secs = default").await;
-    let alive = counter_audit::audit(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap();
+    let alive = audit::audit(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap();
     assert_eq!(alive.len(), 2, "{alive:?}");
     for id in [&old, &other[0]] {
         assert_eq!(f.api.fail(id).await.status, 200);
     }
-    assert_eq!(counter_audit::audit(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap(), []);
+    assert_eq!(audit::audit(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap(), []);
 
     // Its kind is found without it.
     assert_eq!(listed(&f, "status=Failure&kind=old").await, [old.as_str()]);
@@ -142,9 +142,9 @@ async fn derived_columns_are_found_and_repaired() {
     // A task that somebody holds is waited for by nobody.
     let mut holder = f.db.pool.begin().await.unwrap();
     sqlx::query("select from task where id = $1::uuid for update").bind(&old).execute(&mut *holder).await.unwrap();
-    let found = counter_audit::audit(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();
-    counter_audit::repair(&f.store, &found).await.unwrap();
-    assert_eq!(counter_audit::audit(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap().len(), 1);
+    let found = audit::audit(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();
+    audit::repair(&f.store, &found).await.unwrap();
+    assert_eq!(audit::audit(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap().len(), 1);
     holder.rollback().await.unwrap();
     let (ok, said) = doctor(&f, &["--fix"]);
     assert!(ok && said.contains("repaired"), "{said}");

@@ -9,7 +9,8 @@ use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use super::matcher;
-use super::request::fields::{Fields, Problems, refuse_nul};
+use super::request::fields::Fields;
+use super::request::problems::{Problems, refuse_nul};
 use super::task::status::Status;
 
 /// Rules of one task at most.

@@ -5,11 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
 use super::matcher;
-use super::request::new_task::NewTask;
+use super::request::new_task::{NewTask, compared_lists};
 use super::task::status::Status;
-
-/// Each list that tasks of a kind are compared by costs a look at every one of them in the request.
-pub const MOST_LISTS: usize = 20;
 
 /// A task that is there already, and that a new one would only repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -125,7 +122,7 @@ struct Here<'a> {
 
 impl<'a> Here<'a> {
     fn new(tasks: &'a [NewTask]) -> Here<'a> {
-        Here { lists: lists(tasks), newest: HashMap::new() }
+        Here { lists: compared_lists(tasks), newest: HashMap::new() }
     }
 
     fn add(&mut self, task: &NewTask, at: usize, status: Status) {
@@ -146,20 +143,6 @@ impl<'a> Here<'a> {
         });
         fitting.max_by_key(|(at, status)| (!status.is_terminal(), *at))
     }
-}
-
-/// The lists of fields by which tasks of each kind are compared.
-fn lists(tasks: &[NewTask]) -> HashMap<&str, BTreeSet<&[String]>> {
-    let mut lists: HashMap<&str, BTreeSet<&[String]>> = HashMap::new();
-    for matcher in tasks.iter().flat_map(|task| &task.dedupe_strategy) {
-        lists.entry(&matcher.kind).or_default().insert(&matcher.fields);
-    }
-    lists
-}
-
-/// A kind whose tasks are compared by too many lists of fields.
-pub fn too_mixed(tasks: &[NewTask]) -> Option<&str> {
-    lists(tasks).into_iter().filter(|(_, lists)| lists.len() > MOST_LISTS).map(|(kind, _)| kind).min()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use serde_json::ser::Formatter;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::request::fields::{Problems, refuse_nul};
+use super::request::problems::{Problems, refuse_nul};
 
 /// How deep a handed-through value may be nested. Below the parser's own limit of 128, with room for what surrounds it.
 const DEEPEST: usize = 120;

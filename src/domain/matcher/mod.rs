@@ -6,7 +6,8 @@ use std::fmt::Write;
 
 use serde_json::{Map, Number, Value};
 
-use super::request::fields::{Fields, Problems, name_of, shown};
+use super::request::fields::{Fields, name_of, shown};
+use super::request::problems::Problems;
 use super::task::status::Status;
 
 const MOST_MATCHERS: usize = 10;

@@ -9,57 +9,8 @@ use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::problems::{Problems, refuse_nul_in_object};
 use crate::domain::json::{self, Object};
-
-/// More than anybody reads; past this they are only counted.
-const MOST_PROBLEMS: usize = 10_000;
-/// Long enough to find the place, short enough not to be used against us.
-const LONGEST_PATH: usize = 300;
-
-/// Everything that is wrong with a request, one line per problem: `path: what is wrong`.
-#[derive(Debug, Default)]
-pub struct Problems {
-    lines: Vec<String>,
-    more: usize,
-}
-
-impl Problems {
-    pub fn add(&mut self, path: impl Display, problem: impl Display) {
-        if self.lines.len() >= MOST_PROBLEMS {
-            self.more += 1;
-            return;
-        }
-        let path = path.to_string();
-        let path = if path.is_empty() { "body" } else { path.trim_start_matches('.') };
-        let path: String = path.chars().take(LONGEST_PATH).collect();
-        self.lines.push(format!("{path}: {problem}"));
-    }
-
-    pub fn append(&mut self, others: Problems) {
-        let room = MOST_PROBLEMS.saturating_sub(self.lines.len());
-        self.more += others.more + others.lines.len().saturating_sub(room);
-        self.lines.extend(others.lines.into_iter().take(room));
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.lines.is_empty()
-    }
-
-    pub fn into_vec(mut self) -> Vec<String> {
-        if self.more > 0 {
-            self.lines.push(format!("body: and {} more problems", self.more));
-        }
-        self.lines
-    }
-
-    /// The value, unless something was wrong with the request.
-    pub fn or<T>(self, value: Option<T>) -> Result<T, Vec<String>> {
-        match value {
-            Some(value) if self.is_empty() => Ok(value),
-            _ => Err(self.into_vec()),
-        }
-    }
-}
 
 /// An object that is being read. What nobody took by the end is unknown, and said so.
 pub struct Fields<'a> {
@@ -95,7 +46,7 @@ impl<'a> Fields<'a> {
         }
         match Object::read(text, keep) {
             Ok(Object { trees: map, texts }) => {
-                look_in_object(&map, &mut vec![Segment::Name(&path)], problems);
+                refuse_nul_in_object(&map, &path, problems);
                 Some(Fields { path, map, texts })
             }
             Err(error) => {
@@ -123,7 +74,7 @@ impl<'a> Fields<'a> {
                 Err(error) => problems.add(self.path(&name), format!("is not valid JSON: {error}")),
             }
         }
-        look_in_object(&self.map, &mut vec![Segment::Name(&self.path)], problems);
+        refuse_nul_in_object(&self.map, &self.path, problems);
         Ok(())
     }
 
@@ -277,61 +228,6 @@ pub fn representable(at: &DateTime<Utc>) -> bool {
     (0..=253_402_300_799).contains(&at.timestamp())
 }
 
-/// PostgreSQL's text cannot hold NUL, so no string of a request may, wherever it stands. Paths are put together only
-/// where one is found: a body can have long names around very many values.
-pub fn refuse_nul(value: &Value, path: &str, problems: &mut Problems) {
-    look_for_nul(value, &mut vec![Segment::Name(path)], problems);
-}
-
-#[derive(Clone, Copy)]
-enum Segment<'a> {
-    Name(&'a str),
-    Field(&'a str),
-    Item(usize),
-}
-
-fn look_for_nul<'a>(value: &'a Value, path: &mut Vec<Segment<'a>>, problems: &mut Problems) {
-    match value {
-        Value::String(text) if text.contains('\0') => problems.add(shown_path(path), "must not contain NUL characters"),
-        Value::Array(items) => {
-            for (i, item) in items.iter().enumerate() {
-                path.push(Segment::Item(i));
-                look_for_nul(item, path, problems);
-                path.pop();
-            }
-        }
-        Value::Object(map) => look_in_object(map, path, problems),
-        _ => {}
-    }
-}
-
-fn look_in_object<'a>(map: &'a Map<String, Value>, path: &mut Vec<Segment<'a>>, problems: &mut Problems) {
-    for (name, item) in map {
-        if name.contains('\0') {
-            problems.add(shown_path(path), "field names must not contain NUL characters");
-        } else {
-            path.push(Segment::Field(name));
-            look_for_nul(item, path, problems);
-            path.pop();
-        }
-    }
-}
-
-fn shown_path(path: &[Segment]) -> String {
-    let mut text = String::new();
-    for segment in path {
-        match segment {
-            Segment::Name(name) => text.push_str(name),
-            Segment::Field(name) => text.extend(".".chars().chain(name.chars().take(LONGEST_PATH))),
-            Segment::Item(i) => text.extend(["[", &i.to_string(), "]"]),
-        }
-        if text.len() > 4 * LONGEST_PATH {
-            break;
-        }
-    }
-    text
-}
-
 pub(in crate::domain) fn name_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -366,6 +262,7 @@ pub(in crate::domain) fn shown(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::request::problems::refuse_nul;
     use serde_json::json;
 
     #[test]

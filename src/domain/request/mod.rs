@@ -6,3 +6,4 @@ pub mod new_action;
 pub mod new_policy;
 pub mod new_task;
 pub mod patch;
+pub mod problems;

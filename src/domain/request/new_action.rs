@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::fields::{Fields, Problems};
+use super::fields::Fields;
+use super::problems::Problems;
 use crate::domain::json::{self, Object, RawJson};
 use crate::domain::webhook::{Action, ActionKind, RESERVED_HEADERS, Verb, WebhookParams};
 

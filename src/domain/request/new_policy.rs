@@ -4,7 +4,8 @@ use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
-use super::fields::{Fields, Problems, refuse_nul};
+use super::fields::Fields;
+use super::problems::{Problems, refuse_nul};
 use crate::domain::retry::RetryLimits;
 use crate::domain::retry::failure::Trigger;
 use crate::domain::retry::policy::{Delay, Policy, StatusPattern, Strategy};

@@ -1,16 +1,16 @@
 //! Requests that create tasks, from JSON to values that obey every limit.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::fields::{Fields, Problems};
+use super::fields::Fields;
 use super::new_action::{read_action, read_actions};
 use super::new_policy::read_policy;
+use super::problems::Problems;
 use crate::domain::admission::{Rule, RuleTarget, read_rules};
-use crate::domain::dedupe::{self, MOST_LISTS};
 use crate::domain::json;
 use crate::domain::matcher::{DedupeMatcher, read_strategy};
 use crate::domain::retry;
@@ -18,6 +18,9 @@ use crate::domain::retry::policy::Policy;
 use crate::domain::task::Flags;
 use crate::domain::task::status::Status;
 use crate::domain::webhook::{Action, Actions};
+
+/// Each list that tasks of a kind are compared by costs a look at every one of them in the request.
+pub const MOST_LISTS: usize = 20;
 
 /// What the configuration allows a request to hold, and what it means where a request is silent.
 #[derive(Clone, Copy, Debug)]
@@ -214,7 +217,7 @@ fn read_tasks(
         let most = limits.links_per_batch;
         problems.add(path, format!("must have at most {most} dependencies in all, not {links} (MAX_LINKS_PER_BATCH)"));
     }
-    if let Some(kind) = dedupe::too_mixed(&tasks) {
+    if let Some(kind) = too_mixed(&tasks) {
         let what = format!("dedupe_strategy must compare tasks of the kind \"{kind}\"");
         problems.add(path, format!("{what} by at most {MOST_LISTS} different lists of fields"));
     }
@@ -366,6 +369,20 @@ pub(in crate::domain) fn read_metadata(
         problems.add(fields.path("metadata"), format!("must have at most {most} bytes, not {size}"));
     }
     Some(metadata).filter(|m| m.as_object().is_some_and(|m| !m.is_empty()))
+}
+
+/// The lists of fields by which tasks of each kind are compared.
+pub fn compared_lists(tasks: &[NewTask]) -> HashMap<&str, BTreeSet<&[String]>> {
+    let mut lists: HashMap<&str, BTreeSet<&[String]>> = HashMap::new();
+    for matcher in tasks.iter().flat_map(|task| &task.dedupe_strategy) {
+        lists.entry(&matcher.kind).or_default().insert(&matcher.fields);
+    }
+    lists
+}
+
+/// A kind whose tasks are compared by too many lists of fields.
+fn too_mixed(tasks: &[NewTask]) -> Option<&str> {
+    compared_lists(tasks).into_iter().filter(|(_, lists)| lists.len() > MOST_LISTS).map(|(kind, _)| kind).min()
 }
 
 #[cfg(test)]

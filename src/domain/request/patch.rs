@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
-use super::fields::{Fields, Problems, refuse_nul};
+use super::fields::Fields;
 use super::new_task::{RequestLimits, read_metadata};
+use super::problems::{Problems, refuse_nul};
 use crate::domain::retry::failure::{Failure, FailureType, RetryAfter, Trigger};
 use crate::domain::task::status::Status;
 

@@ -8,13 +8,12 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::Start;
-use super::caller::HeldClaims;
+use super::NAME;
+use super::held::HeldClaims;
 use crate::domain::retry::failure::{Failure, FailureType, Trigger};
 use crate::domain::task::Task;
 use crate::domain::task::lifecycle::{self, Decision, Event, Moment, Transition};
 use crate::domain::webhook::Action;
-use crate::loops::runner::Loop;
 use crate::store::graph::dead_ends;
 use crate::store::outbox::{self, CancelAction};
 use crate::store::tasks::lease::ClaimId;
@@ -138,7 +137,7 @@ impl Answers {
 
 /// Answers which tasks somebody else holds: nothing was written about those.
 async fn write(session: Session, answers: &[Answered]) -> store::Result<HashSet<ClaimId>> {
-    let mut tx = session.begin(Actor::Loop(Start::NAME)).await?;
+    let mut tx = session.begin(Actor::Loop(NAME)).await?;
     let by = session.instance();
     let (mut started, mut actions) = (Vec::new(), Vec::new());
     let mut failed: HashMap<ClaimId, &CallError> = HashMap::new();

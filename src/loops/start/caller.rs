@@ -2,99 +2,32 @@
 //! longer ours. A task whose receiver is at its limit stands aside and lets the others pass. While a claimed task waits
 //! its lease is renewed.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use uuid::Uuid;
 
-use super::Start;
 use super::answers::Answered;
+use super::held::HeldClaims;
+use super::lease::Keeper;
+use super::queue::{CallQueue, QueuedCall};
 use crate::domain::request::new_action::read_answered_action;
-use crate::domain::webhook::{Action, idempotency_key};
-use crate::loops::runner::Loop;
-use crate::store::tasks::lease::{self, ClaimId, Kept};
-use crate::store::tasks::transitions::{self, Claimed};
-use crate::store::{self, Actor, Patience, Session, Store};
+use crate::domain::webhook::idempotency_key;
+use crate::store::tasks::lease::{self, ClaimId};
+use crate::store::{Patience, Session, Store};
 use crate::telemetry::log_limit::LogLimit;
 use crate::wake::Hints;
-use crate::webhook::{Call, Client, HostPermit};
+use crate::webhook::{Call, Client};
 
 /// Calls begun together at most.
 const AT_ONCE: usize = 200;
-/// Claims looked at again together at most.
-const ASKED: usize = 500;
-/// A claim that is older than this may have been canceled meanwhile: it is looked at again before the call.
-const FRESH: Duration = Duration::from_millis(10);
 /// A claim whose row somebody else holds is looked at again after this.
 const AGAIN: Duration = Duration::from_millis(200);
-
-/// A claimed task and what to call for it.
-pub(super) struct QueuedCall {
-    pub claimed: Claimed,
-    pub action: Action,
-    /// Among the calls to its receiver, once it has one.
-    pub place: Option<HostPermit>,
-}
-
-/// Claimed tasks in the order in which they are to be called.
-#[derive(Clone, Default)]
-pub(super) struct CallQueue(Arc<CallQueueInner>);
-
-#[derive(Default)]
-struct CallQueueInner {
-    waiting: Mutex<VecDeque<QueuedCall>>,
-    added: Notify,
-    /// How many stand aside until their receiver has a place for them.
-    aside: AtomicUsize,
-}
-
-impl CallQueue {
-    pub fn push(&self, queued: QueuedCall) {
-        self.waiting().push_back(queued);
-        self.0.added.notify_one();
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<QueuedCall>> {
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn len(&self) -> usize {
-        self.waiting().len()
-    }
-
-    fn take(&self, count: usize) -> Vec<QueuedCall> {
-        let mut waiting = self.waiting();
-        let count = count.min(waiting.len());
-        waiting.drain(..count).collect()
-    }
-
-    pub fn aside(&self) -> usize {
-        self.0.aside.load(Ordering::Acquire)
-    }
-
-    fn step_aside(&self) {
-        self.0.aside.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// It has been its turn before: it is the next one.
-    fn come_back(&self, queued: QueuedCall) {
-        self.0.aside.fetch_sub(1, Ordering::AcqRel);
-        self.waiting().push_front(queued);
-    }
-
-    async fn not_empty(&self) {
-        while self.len() == 0 {
-            self.0.added.notified().await;
-        }
-    }
-}
 
 pub struct StartCaller {
     pub(super) store: Store,
@@ -246,178 +179,5 @@ impl StartCaller {
             });
             let _ = results.send(Answered { claim: claimed.claim_id(), run: claimed.run, result, ignored });
         });
-    }
-}
-
-/// Keeps the leases of what is held, and gives back at the end what was not started.
-pub struct Keeper {
-    store: Store,
-    held: HeldClaims,
-    tracker: TaskTracker,
-    lease: Duration,
-}
-
-impl Keeper {
-    /// Renews at a third of the lease, so that one lost renewal does no harm.
-    pub async fn run(&self, shutdown: CancellationToken) {
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(self.lease / 3) => {}
-                () = shutdown.cancelled() => return,
-            }
-            if let Err(error) = self.renew().await {
-                tracing::warn!(%error, "leases were not renewed");
-            }
-        }
-    }
-
-    pub async fn renew(&self) -> store::Result<()> {
-        let held = self.held.all();
-        if held.is_empty() {
-            return Ok(());
-        }
-        let (held, lease, at) = (held.as_slice(), self.lease, Instant::now());
-        let renew = |session: Session| async move { lease::renew(&session, held, lease).await };
-        let kept = self.store.retrying(Patience::Brief, renew).await?;
-        self.held.keep(held, &kept, None, at + lease);
-        Ok(())
-    }
-
-    /// Ends in good order, once the loop and the caller have ended: what was not called goes back into the queue, and
-    /// the calls under way get `grace` to be answered. Their leases are still renewed meanwhile.
-    pub async fn drain(&self, grace: Duration) {
-        let unstarted = self.held.drop_uncalled();
-        if !unstarted.is_empty() {
-            let unstarted = unstarted.as_slice();
-            let write = |session: Session| async move {
-                let mut tx = session.begin(Actor::Loop(Start::NAME)).await?;
-                let count = transitions::give_back(&mut tx, unstarted).await?;
-                tx.commit().await?;
-                Ok(count)
-            };
-            let given_back = match self.store.retrying(Patience::Brief, write).await {
-                Err(error) if error.is_busy() => self.store.retrying(Patience::Least, write).await,
-                result => result,
-            };
-            match given_back {
-                Ok(count) => tracing::info!(count, "unstarted tasks given back"),
-                Err(error) => tracing::warn!(%error, "unstarted tasks not given back: their leases will end"),
-            }
-        }
-        self.tracker.close();
-        let waiting = async {
-            let renewing = async {
-                loop {
-                    tokio::time::sleep(self.lease / 3).await;
-                    let _ = self.renew().await;
-                }
-            };
-            tokio::select! {
-                () = self.tracker.wait() => {}
-                () = renewing => {}
-            }
-        };
-        if tokio::time::timeout(grace, waiting).await.is_err() {
-            tracing::warn!(calls = self.tracker.len(), "calls are still unanswered: their leases will end");
-        }
-    }
-}
-
-/// What was claimed here and has no written result yet.
-#[derive(Clone, Default)]
-pub(super) struct HeldClaims(Arc<Mutex<HashMap<Uuid, HeldClaim>>>);
-
-#[derive(Clone, Copy)]
-struct HeldClaim {
-    /// The number of the claim.
-    claim: i32,
-    /// When it was last known to be ours.
-    known: Instant,
-    /// Until when it is so at least, by the clock of this machine.
-    until: Instant,
-    /// Its webhook has been called: from here on only the answer ends it.
-    called: bool,
-    /// How much of it is held in memory.
-    bytes: usize,
-}
-
-impl HeldClaims {
-    fn map(&self) -> MutexGuard<'_, HashMap<Uuid, HeldClaim>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn len(&self) -> usize {
-        self.map().len()
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.map().values().map(|holding| holding.bytes).sum()
-    }
-
-    pub fn take(&self, claimed: &Claimed, known: Instant, until: Instant) {
-        let holding = HeldClaim { claim: claimed.claim, known, until, called: false, bytes: claimed.bytes };
-        self.map().insert(claimed.id, holding);
-    }
-
-    /// If it is not certain that all of these are still ours: which to ask about. With them go others that are still to
-    /// be called, those first that have not been asked about for longest.
-    fn doubtful(&self, batch: &[QueuedCall]) -> Vec<ClaimId> {
-        let map = self.map();
-        let old = |holding: &HeldClaim| !holding.called && holding.known.elapsed() > FRESH;
-        if !batch.iter().any(|queued| map.get(&queued.claimed.id).is_some_and(old)) {
-            return Vec::new();
-        }
-        let soon: HashSet<Uuid> = batch.iter().map(|queued| queued.claimed.id).collect();
-        let mut doubtful: Vec<(bool, Instant, Uuid, i32)> =
-            map.iter().filter(|(_, h)| old(h)).map(|(id, h)| (!soon.contains(id), h.known, *id, h.claim)).collect();
-        doubtful.sort_unstable();
-        doubtful.into_iter().take(ASKED).map(|(_, _, id, claim)| (id, claim)).collect()
-    }
-
-    /// `None`: it is no longer ours to call. `Some(false)`: it may be, but its lease is nearly over, or somebody else holds
-    /// it.
-    fn about_to_call(&self, claim: ClaimId, lease: Duration, busy: bool) -> Option<bool> {
-        let mut map = self.map();
-        let holding = map.get_mut(&claim.0).filter(|holding| holding.claim == claim.1)?;
-        holding.called = !busy && Instant::now() + lease / 10 < holding.until;
-        Some(holding.called)
-    }
-
-    fn all(&self) -> Vec<ClaimId> {
-        self.map().iter().map(|(id, holding)| (*id, holding.claim)).collect()
-    }
-
-    /// Of those that were `asked` about, only those that were kept are still ours, `until` then at least; what is not,
-    /// and is not called yet, is dropped. Those that are about to be called were ours `at` that time.
-    fn keep(&self, asked: &[ClaimId], kept: &Kept, at: Option<Instant>, until: Instant) {
-        let mut map = self.map();
-        for claim in asked {
-            match map.get_mut(&claim.0).filter(|holding| holding.claim == claim.1) {
-                Some(holding) if kept.ours.contains(claim) => {
-                    holding.known = at.unwrap_or(holding.known);
-                    holding.until = holding.until.max(until);
-                }
-                Some(holding) if !holding.called && !kept.busy.contains(claim) => {
-                    map.remove(&claim.0);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    fn drop_uncalled(&self) -> Vec<ClaimId> {
-        let mut map = self.map();
-        let uncalled = map.iter().filter(|(_, h)| !h.called).map(|(id, h)| (*id, h.claim)).collect();
-        map.retain(|_, h| h.called);
-        uncalled
-    }
-
-    pub fn done(&self, claims: impl Iterator<Item = ClaimId>) {
-        let mut map = self.map();
-        for (id, claim) in claims {
-            if map.get(&id).is_some_and(|holding| holding.claim == claim) {
-                map.remove(&id);
-            }
-        }
     }
 }

@@ -3,6 +3,9 @@
 
 pub mod answers;
 pub mod caller;
+mod held;
+pub mod lease;
+mod queue;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,8 +21,12 @@ use crate::store::{self, Actor, Patience, Session, Store};
 use crate::wake::Hints;
 use crate::webhook::Client;
 use answers::Answers;
-use caller::{CallQueue, HeldClaims, QueuedCall, StartCaller};
+use caller::StartCaller;
+use held::HeldClaims;
+use queue::{CallQueue, QueuedCall};
 
+/// The name of the loop, and the actor of everything it writes.
+const NAME: &str = "start";
 /// Tasks claimed by one statement at most; past a few hundred a larger batch gains nothing.
 const CLAIM_LIMIT: usize = 200;
 /// Tasks looked at by one claim at most, where rules block most of them.
@@ -98,7 +105,7 @@ struct Granted {
 }
 
 impl Loop for Start {
-    const NAME: &'static str = "start";
+    const NAME: &'static str = NAME;
 
     fn interval(&self) -> Duration {
         self.settings.interval

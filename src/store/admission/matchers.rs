@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::slots;
+use super::{MatcherKey, slots};
 use crate::domain::admission::{Rule, RuleMatcher, key_of};
 use crate::domain::task::Flags;
 use crate::store::{Actor, Error, Patience, Result, Session, Store, Tx};
@@ -42,9 +42,6 @@ pub struct Matchers {
     ids: HashMap<(String, Vec<String>), i32>,
     by_kind: HashMap<String, Vec<(i32, Vec<String>)>>,
 }
-
-/// A slot by what it counts, whether it has a row already or not.
-pub(in crate::store) type MatcherKey = (i32, String);
 
 impl Matchers {
     /// Nothing is counted, and nothing has to be looked at.

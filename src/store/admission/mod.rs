@@ -3,3 +3,6 @@
 pub mod fairness;
 pub mod matchers;
 pub mod slots;
+
+/// A slot by what it counts, whether it has a row already or not.
+pub(in crate::store) type MatcherKey = (i32, String);

@@ -2,8 +2,7 @@
 //! compares counters with rows.
 
 pub mod attempts;
-pub mod counter_audit;
-mod derived_columns;
+pub mod audit;
 pub mod events;
 pub mod retry_stats;
 pub mod status_counts;

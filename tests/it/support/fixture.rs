@@ -14,7 +14,7 @@ use reprise::loops::retention::Retention;
 use reprise::loops::retry::Retry;
 use reprise::loops::runner::Loop;
 use reprise::loops::start::answers::Answers;
-use reprise::loops::start::caller::Keeper;
+use reprise::loops::start::lease::Keeper;
 use reprise::loops::start::{self, Start};
 use reprise::loops::timeout::Timeout;
 use reprise::service::Service;

@@ -1,6 +1,7 @@
 //! The whole state machine. `decide` is the only maker of a [`Transition`], and a transition is the only
 //! thing the store accepts as a change of status; [`Settled`] is the only thing that moves children.
 
+mod cause;
 mod record;
 mod transition;
 
@@ -12,8 +13,9 @@ use super::status::Status;
 use crate::domain::retry::failure::{Failure, FailureType, Trigger};
 use crate::domain::retry::{self, Circumstances, Final, Verdict};
 
+pub use cause::Cause;
 pub use record::{Attempt, AttemptOutcome, RetryType};
-pub use transition::{Cause, Notice, Settled, Transition};
+pub use transition::{Notice, Settled, Transition};
 
 /// What happened to a task.
 #[derive(Clone, Debug)]

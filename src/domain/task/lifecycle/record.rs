@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::transition::Cause;
+use super::cause::Cause;
 use crate::domain::retry::Final;
 use crate::domain::retry::failure::Failure;
 

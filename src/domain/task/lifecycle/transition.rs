@@ -2,48 +2,10 @@
 
 use uuid::Uuid;
 
+use super::cause::Cause;
 use super::record::Attempt;
-use crate::domain::retry::failure::Trigger;
 use crate::domain::task::Task;
 use crate::domain::task::status::{Outcome, Status};
-
-/// Why a status changed, for the history and the metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    Parents,
-    Dependency,
-    Claim,
-    Start,
-    LeaseRanOut,
-    Failed(Trigger),
-    Report,
-    RetryDue,
-    Cancel,
-    DeadEnd,
-    Pause,
-    Resume,
-    Manual,
-}
-
-impl Cause {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Cause::Parents => "parents",
-            Cause::Dependency => "dependency",
-            Cause::Claim => "claim",
-            Cause::Start => "start",
-            Cause::LeaseRanOut => "lease_ran_out",
-            Cause::Failed(trigger) => trigger.as_str(),
-            Cause::Report => "report",
-            Cause::RetryDue => "retry_due",
-            Cause::Cancel => "cancel",
-            Cause::DeadEnd => "dead_end",
-            Cause::Pause => "pause",
-            Cause::Resume => "resume",
-            Cause::Manual => "manual",
-        }
-    }
-}
 
 /// A change that `decide` allowed: the row as it was, the row as it will be, and what goes with it.
 #[derive(Clone, Debug)]

@@ -5,14 +5,14 @@
 
 use uuid::Uuid;
 
-use super::counter_audit::{Counter, Difference, Entry, Extent};
+use super::{Counter, Difference, Entry, Extent};
 use crate::store::{Actor, Patience, Result, Session, Store, Tx};
 
 /// Tasks looked at in a transaction that mends.
 const CHUNK: i64 = 10_000;
 
 /// Finds tasks whose derived columns are wrong, at most a thousand.
-pub(in crate::store) async fn audit(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
+pub(super) async fn audit(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
     let rows = sqlx::query!(
         r#"select t.id, t.kind_hash, hashtext(s.kind) as "is_kind_hash!", s.timeout_secs,
                   t.timeout_secs as is_timeout_secs
@@ -36,7 +36,7 @@ pub(in crate::store) async fn audit(tx: &mut Tx, extent: Extent) -> Result<Vec<D
 }
 
 /// Goes through all tasks and mends those that nobody holds. The others are mended the next time.
-pub(in crate::store) async fn repair(store: &Store) -> Result<()> {
+pub(super) async fn repair(store: &Store) -> Result<()> {
     let mut after = Uuid::nil();
     while let Some(last) = store.retrying(Patience::Long, |session| repair_chunk(session, after)).await? {
         after = last;

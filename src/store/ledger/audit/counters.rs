@@ -1,115 +1,15 @@
-//! The books against the rows: whatever is kept as a counter, counted anew. Counters change in the transaction that
-//! changes the rows, so within one snapshot they agree, whatever is going on; a difference is a fault. To mend one its
-//! row is locked first and only then counted: who has changed rows but not this counter yet will still add to it.
-
-use std::collections::BTreeMap;
-use std::fmt::{self, Display};
-use std::time::Duration;
+//! Counters, counted anew from the rows, and their repair. To repair a counter its row is locked first and only then
+//! counted: a transaction that has changed rows but not this counter yet will still add to it.
 
 use uuid::Uuid;
 
-use super::derived_columns;
+use super::{Counter, Difference, Entry, Extent};
 use crate::domain::task::lifecycle::{Event, decide};
 use crate::store::tasks::{lock, transitions};
 use crate::store::tx::settle::SumDeltas;
-use crate::store::{Actor, Error, Patience, Result, Session, Store, Tx};
+use crate::store::{Actor, Error, Result, Session, Tx};
 
-/// What is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Counter {
-    /// Slots of rules against the tasks that execute.
-    Slots,
-    /// Parked tasks against the gates they wait for.
-    BlockedGroups,
-    /// The counters of batches against their tasks.
-    Batches,
-    /// How many parents a task waits for against its open parents.
-    Waiting,
-    /// All tasks by status.
-    Totals,
-    /// Columns that repeat what other columns say, for an index.
-    Derived,
-}
-
-impl Counter {
-    pub const ALL: [Counter; 6] =
-        [Counter::Slots, Counter::BlockedGroups, Counter::Batches, Counter::Waiting, Counter::Totals, Counter::Derived];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Counter::Slots => "slots",
-            Counter::BlockedGroups => "blocked groups",
-            Counter::Batches => "batches",
-            Counter::Waiting => "waiting",
-            Counter::Totals => "totals",
-            Counter::Derived => "derived",
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::store) enum Entry {
-    Slot(i64),
-    BlockedGroup(i64),
-    Batch(Uuid),
-    Task(Uuid),
-    Totals,
-    Derived(Uuid),
-}
-
-/// A counter, or a derived column, that is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
-    pub counter: Counter,
-    pub(in crate::store) entry: Entry,
-    pub(in crate::store) says: String,
-    pub(in crate::store) is: String,
-}
-
-impl Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Difference { counter, says, is, .. } = self;
-        match &self.entry {
-            Entry::Slot(id) | Entry::BlockedGroup(id) => write!(f, "{}: {id}: says {says}, is {is}", counter.as_str()),
-            Entry::Batch(id) | Entry::Task(id) | Entry::Derived(id) => {
-                write!(f, "{}: {id}: says {says}, is {is}", counter.as_str())
-            }
-            Entry::Totals => write!(f, "{}: says {says}, is {is}", counter.as_str()),
-        }
-    }
-}
-
-/// How much is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// What concerns tasks that are alive: cheap enough to be done regularly.
-    Alive,
-    /// Every row.
-    All,
-}
-
-/// Compares everything in one snapshot; at most a thousand differences of a kind. The server gives up after `limit`.
-pub async fn audit(store: &Store, extent: Extent, limit: Duration) -> Result<Vec<Difference>> {
-    store
-        .snapshot(limit, async |tx| {
-            let mut found = Vec::new();
-            for counter in Counter::ALL {
-                found.extend(match counter {
-                    Counter::Slots => slots(tx).await?,
-                    Counter::BlockedGroups => blocked_groups(tx).await?,
-                    Counter::Batches => batches(tx, extent).await?,
-                    Counter::Waiting => waiting(tx).await?,
-                    Counter::Totals if extent == Extent::Alive => Vec::new(),
-                    Counter::Totals => totals(tx).await?,
-                    Counter::Derived => derived_columns::audit(tx, extent).await?,
-                });
-            }
-            Ok(found)
-        })
-        .await
-}
-
-async fn slots(tx: &mut Tx) -> Result<Vec<Difference>> {
+pub(super) async fn slots(tx: &mut Tx) -> Result<Vec<Difference>> {
     let rows = sqlx::query!(
         r#"with held as (
                select u.slot, count(*) as used,
@@ -131,7 +31,7 @@ async fn slots(tx: &mut Tx) -> Result<Vec<Difference>> {
         .collect())
 }
 
-async fn blocked_groups(tx: &mut Tx) -> Result<Vec<Difference>> {
+pub(super) async fn blocked_groups(tx: &mut Tx) -> Result<Vec<Difference>> {
     let rows = sqlx::query!(
         r#"select t.parked_on as "id!", count(*) as "tasks!", min(p.state) as state
            from task t left join parking p on p.id = t.parked_on
@@ -182,7 +82,7 @@ macro_rules! batch_counts {
     };
 }
 
-async fn batches(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
+pub(super) async fn batches(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
     let rows = batch_counts!(
         "where ($1 or b.completed_at is null)
            and (array[c.waiting, c.pending, c.claimed, c.running, c.retry_pending, c.paused, c.success, c.failure,
@@ -205,7 +105,7 @@ async fn batches(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
         .collect())
 }
 
-async fn waiting(tx: &mut Tx) -> Result<Vec<Difference>> {
+pub(super) async fn waiting(tx: &mut Tx) -> Result<Vec<Difference>> {
     // What has begun keeps no count.
     let rows = sqlx::query!(
         r#"select t.id, t.wait_count, p.open as "open!"
@@ -230,7 +130,7 @@ async fn waiting(tx: &mut Tx) -> Result<Vec<Difference>> {
         .collect())
 }
 
-async fn totals(tx: &mut Tx) -> Result<Vec<Difference>> {
+pub(super) async fn totals(tx: &mut Tx) -> Result<Vec<Difference>> {
     let (says, is) = count_totals(tx).await?;
     let difference = || Difference {
         counter: Counter::Totals,
@@ -256,18 +156,7 @@ async fn count_totals(tx: &mut Tx) -> Result<(Vec<i64>, Vec<i64>)> {
     Ok((row.says, row.is))
 }
 
-/// Mends what `audit` has found: each counter in a transaction of its own, derived columns all at once, in chunks.
-pub async fn repair(store: &Store, found: &[Difference]) -> Result<()> {
-    if found.iter().any(|difference| difference.counter == Counter::Derived) {
-        derived_columns::repair(store).await?;
-    }
-    for difference in found.iter().filter(|difference| difference.counter != Counter::Derived) {
-        store.retrying(Patience::Long, |session| repair_one(session, &difference.entry)).await?;
-    }
-    Ok(())
-}
-
-async fn repair_one(session: Session, entry: &Entry) -> Result<()> {
+pub(super) async fn repair(session: Session, entry: &Entry) -> Result<()> {
     let mut tx = session.begin(Actor::Loop("doctor")).await?;
     match entry {
         Entry::Slot(id) => repair_slot(&mut tx, *id).await?,
@@ -350,13 +239,4 @@ async fn repair_totals(tx: &mut Tx) -> Result<()> {
     let deltas: Vec<i64> = is.iter().zip(&says).map(|(is, says)| is - says).collect();
     tx.correct_totals(deltas.try_into().map_err(|_| Error::corrupt("counts by status"))?);
     Ok(())
-}
-
-/// How many differences there are, by counter.
-pub fn by_counter(found: &[Difference]) -> BTreeMap<Counter, usize> {
-    let mut counts: BTreeMap<Counter, usize> = Counter::ALL.into_iter().map(|counter| (counter, 0)).collect();
-    for difference in found {
-        *counts.entry(difference.counter).or_default() += 1;
-    }
-    counts
 }
