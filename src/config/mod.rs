@@ -1,5 +1,5 @@
-//! All settings, from environment variables or flags of the same name. A bad value ends the start with one line
-//! that names the variable, its value and what is allowed.
+//! Settings, read from environment variables or from flags of the same name. A bad value stops the program with one
+//! line that names the variable, its value and what is allowed. `docs/configuration.md` lists every setting.
 
 pub mod secret;
 pub mod value;
@@ -34,17 +34,17 @@ pub struct Cli {
 pub enum Command {
     /// Run the service (the default)
     Serve,
-    /// Bring the database's tables up to date and exit
+    /// Bring the database schema up to date and exit
     Migrate,
-    /// Count slots, batches and waiting tasks anew and say what differs
+    /// Recount all counters and report those that differ
     Doctor {
-        /// Mend it
+        /// Repair the differences
         #[arg(long)]
         fix: bool,
     },
     /// Print the `OpenAPI` description and exit
     Openapi,
-    /// Measure how fast it is on this machine
+    /// Measure throughput and latency on this machine
     Bench(BenchArgs),
 }
 
@@ -73,22 +73,22 @@ pub struct Config {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Database")]
 pub struct Database {
-    /// PostgreSQL 14 or newer. Absent: a private PostgreSQL is started
+    /// Database to use, PostgreSQL 14 or newer. Without it, the service starts a private PostgreSQL
     #[arg(long, env = "DATABASE_URL", global = true, hide_env_values = true, value_name = "URL")]
     pub database_url: Option<String>,
-    /// Where the private PostgreSQL keeps its data
+    /// Data directory of the private PostgreSQL
     #[arg(long, env = "REPRISE_DATA_DIR", global = true, default_value = ".reprise", value_name = "DIR")]
     pub reprise_data_dir: PathBuf,
-    /// Directory of the `postgres` and `initdb` programs for the private PostgreSQL [default: found by itself]
+    /// Directory with the `postgres` and `initdb` programs for the private PostgreSQL [default: detected]
     #[arg(long, env = "POSTGRES_BIN_DIR", global = true, value_name = "DIR")]
     pub postgres_bin_dir: Option<PathBuf>,
-    /// Bring the tables up to date at start
+    /// Bring the database schema up to date at startup
     #[arg(long, env = "AUTO_MIGRATE", global = true, default_value = "1", value_parser = boolean, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub auto_migrate: bool,
-    /// Connections to the database at most
+    /// Maximum number of database connections
     #[arg(long, env = "POOL_MAX_SIZE", global = true, default_value = "16", value_parser = whole(5..=1000u32), value_name = "N")]
     pub pool_max_size: u32,
-    /// Seconds that a transaction may take before its connection is given up
+    /// Time limit of a transaction, in seconds
     #[arg(long, env = "DATABASE_TIMEOUT_SECS", global = true, default_value = "30", value_parser = whole(1..=3600u64), value_name = "SECS")]
     pub database_timeout_secs: u64,
 }
@@ -99,13 +99,13 @@ pub struct Http {
     /// Address to listen on
     #[arg(long, env = "BIND_ADDR", global = true, default_value = "127.0.0.1", value_parser = parsed::<IpAddr>("an IP address"), value_name = "IP")]
     pub bind_addr: IpAddr,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 picks a free port
     #[arg(long, env = "PORT", global = true, default_value = "8085", value_parser = whole(0..=65_535u16), value_name = "N")]
     pub port: u16,
-    /// How workers reach this service: the start of every handle [default: `http://BIND_ADDR:PORT`]
+    /// URL at which workers reach this service; every handle starts with it [default: `http://BIND_ADDR:PORT`]
     #[arg(long, env = "HOST_URL", global = true, value_parser = http_url, value_name = "URL")]
     pub host_url: Option<String>,
-    /// Seconds that work in flight gets at shutdown
+    /// Time that calls in flight get to finish at shutdown, in seconds
     #[arg(long, env = "SHUTDOWN_GRACE_SECS", global = true, default_value = "30", value_parser = whole(0..=3600u64), value_name = "SECS")]
     pub shutdown_grace_secs: u64,
 }
@@ -122,10 +122,10 @@ pub struct Loops {
     /// Poll interval of the delivery loop, in milliseconds
     #[arg(long, env = "WEBHOOK_DELIVERY_INTERVAL_MS", global = true, default_value = "1000", value_parser = whole(10..=3_600_000u64), value_name = "MS")]
     pub webhook_delivery_interval_ms: u64,
-    /// Lease of a claimed task in seconds: how long after its instance died another one takes it over
+    /// Lease of a claimed task, in seconds: how long after an instance dies its claimed tasks return to the queue
     #[arg(long, env = "WORKER_CLAIM_TIMEOUT_SECS", global = true, default_value = "30", value_parser = whole(1..=3600u64), value_name = "SECS")]
     pub worker_claim_timeout_secs: u64,
-    /// Delete finished batches after this many days; 0 keeps them
+    /// Days after which completed batches are deleted; 0 keeps them forever
     #[arg(long, env = "RETENTION_DAYS", global = true, default_value = "0", value_parser = whole(0..=36_500u32), value_name = "DAYS")]
     pub retention_days: u32,
 }
@@ -133,54 +133,55 @@ pub struct Loops {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Webhooks")]
 pub struct Webhook {
-    /// Webhook calls at the same time, for starts and for notifications each
+    /// Maximum number of concurrent calls, counted separately for `on_start` and for notifications
     #[arg(long, env = "WEBHOOK_CONCURRENCY", global = true, default_value = "256", value_parser = whole(1..=10_000usize), value_name = "N")]
     pub webhook_concurrency: usize,
-    /// Of these, calls at the same time to one host and port, starts and notifications together
+    /// Maximum number of concurrent calls to one host and port, `on_start` and notifications together
     #[arg(long, env = "WEBHOOK_CONCURRENCY_PER_HOST", global = true, default_value = "128", value_parser = whole(1..=10_000usize), value_name = "N")]
     pub webhook_concurrency_per_host: usize,
-    /// Milliseconds a webhook has to answer
+    /// Time limit of a webhook call, in milliseconds
     #[arg(long, env = "WEBHOOK_TIMEOUT_MS", global = true, default_value = "10000", value_parser = whole(10..=600_000u64), value_name = "MS")]
     pub webhook_timeout_ms: u64,
-    /// Attempts at a notification before it is given up
+    /// Maximum number of attempts to deliver a notification
     #[arg(long, env = "WEBHOOK_MAX_ATTEMPTS", global = true, default_value = "12", value_parser = whole(1..=1000i32), value_name = "N")]
     pub webhook_max_attempts: i32,
-    /// Delay before a notification is tried again in milliseconds, doubling each time
+    /// Delay before the second attempt at a notification, in milliseconds; it doubles with each further attempt
     #[arg(long, env = "WEBHOOK_RETRY_BASE_MS", global = true, default_value = "1000", value_parser = whole(1..=86_400_000u64), value_name = "MS")]
     pub webhook_retry_base_ms: u64,
-    /// Longest such delay in milliseconds
+    /// Longest delay between two attempts at a notification, in milliseconds
     #[arg(long, env = "WEBHOOK_RETRY_MAX_MS", global = true, default_value = "300000", value_parser = whole(1..=86_400_000u64), value_name = "MS")]
     pub webhook_retry_max_ms: u64,
-    /// Where webhooks may go beside public addresses: host names, .suffixes, addresses, CIDRs, separated by commas
+    /// Destinations that webhooks may call besides public addresses: host names, .suffixes, addresses and CIDRs,
+    /// separated by commas
     #[arg(long, env = "WEBHOOK_ALLOW", global = true, default_value = "", value_parser = Allow::from_str, value_name = "LIST")]
     pub webhook_allow: Allow,
-    /// Secrets that sign every webhook, `whsec_<base64>`, separated by commas
+    /// Secrets that sign every webhook call, each `whsec_<base64>`, separated by commas
     #[arg(long, env = "WEBHOOK_SIGNING_SECRETS", global = true, hide_env_values = true, value_name = "SECRETS")]
     pub webhook_signing_secrets: Option<Secret>,
-    /// A file that holds them instead
+    /// File with the signing secrets, instead of `WEBHOOK_SIGNING_SECRETS`
     #[arg(long, env = "WEBHOOK_SIGNING_SECRETS_FILE", global = true, value_name = "FILE")]
     pub webhook_signing_secrets_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Retry")]
+#[command(next_help_heading = "Retries")]
 pub struct Retry {
-    /// Highest `max_retries` that a task may ask for
+    /// Highest `max_retries` that a retry policy may have
     #[arg(long, env = "RETRY_MAX_RETRIES_LIMIT", global = true, default_value = "10", value_parser = whole(1..=10_000i16), value_name = "N")]
     pub retry_max_retries_limit: i16,
-    /// Highest `max_delay_secs` that a task may ask for, in seconds
+    /// Highest `max_delay_secs` and `delay_secs` that a retry policy may have, in seconds
     #[arg(long, env = "RETRY_MAX_DELAY_LIMIT", global = true, default_value = "3600", value_parser = whole(1..=31_536_000u64), value_name = "SECS")]
     pub retry_max_delay_limit: u64,
-    /// Longest delay in a custom schedule, in seconds
+    /// Longest delay in the `schedule` of a retry policy, in seconds
     #[arg(long, env = "RETRY_MAX_SCHEDULE_DELAY_SECS", global = true, default_value = "2592000", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
     pub retry_max_schedule_delay_secs: u64,
-    /// Longest wait that a `Retry-After` or a `retry_after_secs` gets, in seconds
+    /// Longest deferral that a `Retry-After` or a `retry_after_secs` can cause, in seconds
     #[arg(long, env = "RETRY_MAX_RETRY_AFTER_SECS", global = true, default_value = "86400", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
     pub retry_max_retry_after_secs: u64,
-    /// Deferrals of a task before a rate limit counts as an ordinary failure
+    /// Maximum number of deferrals of a task; after that, a rate limit counts as an ordinary failure
     #[arg(long, env = "RETRY_MAX_DEFERRALS", global = true, default_value = "100", value_parser = whole(0..=1_000_000i32), value_name = "N")]
     pub retry_max_deferrals: i32,
-    /// Seconds without a sign of life after which a task that is being executed may be retried by hand
+    /// Seconds without a heartbeat after which a Claimed or Running task may be retried manually
     #[arg(long, env = "STUCK_AFTER_SECS", global = true, default_value = "1800", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
     pub stuck_after_secs: u64,
 }
@@ -188,7 +189,8 @@ pub struct Retry {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Dependencies")]
 pub struct Dependencies {
-    /// Cancel tasks on which nothing alive depends any more after a bad end, in batches that do not say otherwise
+    /// Default of `dead_end_cancel` for new batches: cancel a task once a failure or cancellation leaves it without an
+    /// alive child
     #[arg(long, env = "DEAD_END_CANCEL", global = true, default_value = "0", value_parser = boolean, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub dead_end_cancel: bool,
 }
@@ -196,31 +198,31 @@ pub struct Dependencies {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Request limits")]
 pub struct Request {
-    /// Tasks in one batch at most
+    /// Maximum number of tasks in a batch
     #[arg(long, env = "MAX_TASKS_PER_BATCH", global = true, default_value = "10000", value_parser = whole(1..=1_000_000usize), value_name = "N")]
     pub max_tasks_per_batch: usize,
-    /// Dependencies of one task at most
+    /// Maximum number of dependencies of a task
     #[arg(long, env = "MAX_DEPENDENCIES_PER_TASK", global = true, default_value = "10000", value_parser = whole(0..=1_000_000usize), value_name = "N")]
     pub max_dependencies_per_task: usize,
-    /// Dependencies of all tasks of a batch together at most
+    /// Maximum number of dependencies in a batch, over all its tasks
     #[arg(long, env = "MAX_LINKS_PER_BATCH", global = true, default_value = "200000", value_parser = whole(0..=10_000_000usize), value_name = "N")]
     pub max_links_per_batch: usize,
-    /// Notification actions of one task, or of a batch, at most
+    /// Maximum number of notification actions of a task or a batch
     #[arg(long, env = "MAX_ACTIONS_PER_TASK", global = true, default_value = "20", value_parser = whole(0..=1000usize), value_name = "N")]
     pub max_actions_per_task: usize,
-    /// Size of one action at most: URL, headers and body
+    /// Maximum size of an action in bytes: URL, headers and body
     #[arg(long, env = "MAX_ACTION_BYTES", global = true, default_value = "262144", value_parser = whole(1024..=1_073_741_824usize), value_name = "BYTES")]
     pub max_action_bytes: usize,
-    /// Size of one task with all its actions at most
+    /// Maximum size of a task in bytes, with all its actions
     #[arg(long, env = "MAX_TASK_BYTES", global = true, default_value = "1048576", value_parser = whole(1024..=1_073_741_824usize), value_name = "BYTES")]
     pub max_task_bytes: usize,
-    /// Seconds for which a repeated `Idempotency-Key` is recognized
+    /// Time for which the service remembers an `Idempotency-Key`, in seconds
     #[arg(long, env = "IDEMPOTENCY_TTL_SECS", global = true, default_value = "86400", value_parser = whole(1..=315_360_000u64), value_name = "SECS")]
     pub idempotency_ttl_secs: u64,
-    /// Size of a request body at most
+    /// Maximum size of a request body, in bytes
     #[arg(long, env = "MAX_BODY_BYTES", global = true, default_value = "33554432", value_parser = whole(1024..=1_073_741_824usize), value_name = "BYTES")]
     pub max_body_bytes: usize,
-    /// Seconds that the headers of a request may take to arrive, and its body again
+    /// Time limit to receive the headers of a request, and again to receive its body, in seconds
     #[arg(long, env = "REQUEST_TIMEOUT_SECS", global = true, default_value = "60", value_parser = whole(1..=3600u64), value_name = "SECS")]
     pub request_timeout_secs: u64,
 }
@@ -228,10 +230,10 @@ pub struct Request {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Logs")]
 pub struct Log {
-    /// `text` or `json`
+    /// Format of the logs, `text` or `json`
     #[arg(long, env = "LOG_FORMAT", global = true, default_value = "text", value_parser = parsed::<LogFormat>("text or json"), value_name = "FORMAT")]
     pub log_format: LogFormat,
-    /// What is logged, as tracing filters say it
+    /// What is logged, as a tracing filter such as `info` or `reprise=debug`
     #[arg(long, env = "RUST_LOG", global = true, default_value = "info,sqlx=warn", value_parser = parsed::<Filter>("a tracing filter such as info or reprise=debug"), value_name = "FILTER")]
     pub rust_log: Filter,
 }
@@ -254,7 +256,7 @@ impl FromStr for LogFormat {
     }
 }
 
-/// A filter directive that is known to parse.
+/// A tracing filter that is known to parse.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter(pub String);
 
@@ -267,7 +269,7 @@ impl FromStr for Filter {
 }
 
 impl Config {
-    /// What no single value shows.
+    /// Checks constraints that span several settings.
     pub fn validate(&self) -> Result<(), String> {
         let webhook = &self.webhook;
         if webhook.webhook_retry_base_ms > webhook.webhook_retry_max_ms {
@@ -280,7 +282,7 @@ impl Config {
         Ok(())
     }
 
-    /// Without a database of somebody else's and out of the network's reach.
+    /// Whether the service runs on a private PostgreSQL and listens on a loopback address only.
     pub fn is_local(&self) -> bool {
         self.database_url().is_none() && self.http.bind_addr.is_loopback()
     }
@@ -298,28 +300,28 @@ impl Config {
         let file = webhook.webhook_signing_secrets_file.as_ref();
         let read = Secret::read("WEBHOOK_SIGNING_SECRETS", webhook.webhook_signing_secrets.as_ref(), file)?;
         let (text, at) = read.unwrap_or_default();
-        // The value is a secret: only where it stands is told.
+        // The value is a secret: the message names its source only.
         Signer::parse(&text).map_err(|problem| format!("{at}: {problem}"))
     }
 
-    /// The keys of the API. Where there are none, nobody but this machine may reach it.
+    /// Reads the API keys. Without keys, any `BIND_ADDR` other than a loopback address is an error.
     pub fn keys(&self) -> Result<Keys, String> {
         let (keys, bind) = (self.access.keys()?, self.http.bind_addr);
         if keys.is_empty() && !bind.is_loopback() {
             return Err(format!(
                 "BIND_ADDR={bind}: must be a loopback address such as 127.0.0.1 as long as the API has no keys; \
-                 set API_KEYS or API_KEYS_FILE to listen elsewhere"
+                 set API_KEYS or API_KEYS_FILE to listen on another address"
             ));
         }
         Ok(keys)
     }
 
-    /// The hosts that requests may name as long as there are no keys.
+    /// Host names that a request may carry in its `Host` header when there are no keys.
     pub fn hosts(&self) -> Hosts {
         Hosts::new(self.http.bind_addr, self.http.host_url.as_deref())
     }
 
-    /// Settings that work but are probably not meant, one line each.
+    /// Warnings about settings that work but are probably a mistake, one line each.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for name in self.access.keys().iter().flat_map(Keys::short) {
@@ -339,7 +341,7 @@ impl Config {
             ));
         }
         if self.signer().is_ok_and(|signer| signer.shortest().is_some_and(|bytes| bytes < SHORTEST)) {
-            warnings.push(format!("WEBHOOK_SIGNING_SECRETS: a secret has less than {SHORTEST} bytes"));
+            warnings.push(format!("WEBHOOK_SIGNING_SECRETS: a secret has fewer than {SHORTEST} bytes"));
         }
         warnings
     }
@@ -373,7 +375,7 @@ impl Config {
     }
 }
 
-/// Parses the command line and the environment; `Err` holds the one line to print.
+/// Parses the command line and the environment. An error is the one line to print.
 pub fn parse() -> Result<Cli, String> {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -397,7 +399,7 @@ fn one_line(error: &clap::Error) -> String {
         let allowed = std::error::Error::source(error).map_or_else(|| "is not allowed".to_owned(), ToString::to_string);
         return format!("{what}: {allowed}");
     }
-    // What is missing has a line of its own; behind an empty one is how to call it.
+    // clap lists missing arguments on lines of their own, then an empty line and the usage, which is dropped.
     let text = error.to_string();
     let lines: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     lines.join(" ").trim_start_matches("error: ").to_owned()

@@ -7,6 +7,7 @@ mod books;
 mod bounds;
 mod calls;
 mod concurrency;
+mod configuration;
 mod dates;
 mod dead_ends;
 mod dedupe;
