@@ -15,7 +15,7 @@ use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::admission::read_rules_change;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
-use crate::store::tasks::list::BatchFilter;
+use crate::store::batches::list::BatchFilter;
 
 /// List batches, newest first
 ///

@@ -11,7 +11,7 @@ use super::extract::{Id, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::view::{Delivery, DeliveryStatus};
-use crate::store::batches::DeliveryFilter;
+use crate::store::outbox::list::DeliveryFilter;
 
 /// List notifications, newest first
 ///

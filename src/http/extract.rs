@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::{Api, Problem};
 use crate::domain::request::fields::representable;
 use crate::domain::request::problems::Problems;
-use crate::store::tasks::list::Page;
+use crate::store::page::Page;
 
 /// How deep pages go: the database has to read all rows before a page.
 const DEEPEST: i64 = 100_000;

@@ -12,7 +12,10 @@ use utoipa::ToSchema;
 
 use super::{Api, Problem};
 use crate::domain::task::status::Status;
+use crate::store::admission::slots;
 use crate::store::ledger::status_counts;
+use crate::store::outbox;
+use crate::store::tasks::transitions;
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
@@ -71,13 +74,13 @@ pub async fn metrics(State(api): State<Arc<Api>>) -> impl IntoResponse {
             metrics::gauge!("reprise_tasks", "status" => status.as_str()).set(approximate(count));
         }
     }
-    if let Ok(age) = status_counts::queue_age(store).await {
+    if let Ok(age) = transitions::queue_age(store).await {
         metrics::gauge!("reprise_queue_age_seconds").set(age);
     }
-    if let Ok(groups) = status_counts::blocked_groups(store).await {
+    if let Ok(groups) = slots::blocked_groups(store).await {
         metrics::gauge!("reprise_blocked_groups").set(approximate(groups));
     }
-    if let Ok((depth, age)) = status_counts::outbox(store).await {
+    if let Ok((depth, age)) = outbox::delivery::depth(store).await {
         metrics::gauge!("reprise_outbox_depth").set(approximate(depth));
         metrics::gauge!("reprise_outbox_oldest_age_seconds").set(age);
     }

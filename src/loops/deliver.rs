@@ -11,7 +11,8 @@ use tokio_util::task::TaskTracker;
 
 use super::runner::{Loop, Tick};
 use crate::domain::webhook::{batch_idempotency_key, idempotency_key, notification_body};
-use crate::store::outbox::{self, Leased, Postponed, Sent};
+use crate::store::outbox;
+use crate::store::outbox::delivery::{Leased, Postponed, Sent};
 use crate::store::{self, Actor, Patience, Session, Store};
 use crate::telemetry::log_limit::LogLimit;
 use crate::wake::Hints;
@@ -138,8 +139,8 @@ impl Loop for Deliver {
         let lease = |session: Session| async move {
             let mut tx = session.begin_lease(Actor::Loop(Self::NAME)).await?;
             let count = i64::try_from(limit).unwrap_or(i64::MAX);
-            let (leased, more) = outbox::lease(&mut tx, count, self.settings.lease).await?;
-            let due_in = outbox::next_due(&mut tx).await?;
+            let (leased, more) = outbox::delivery::lease(&mut tx, count, self.settings.lease).await?;
+            let due_in = outbox::delivery::next_due(&mut tx).await?;
             tx.commit().await?;
             Ok((leased, more, due_in))
         };
@@ -271,12 +272,12 @@ impl Marks {
     }
 
     async fn mark(&self, sent: &[Sent]) -> store::Result<HashSet<i64>> {
-        let mark = |session: Session| async move { outbox::mark(&session, sent).await };
+        let mark = |session: Session| async move { outbox::delivery::mark(&session, sent).await };
         self.store.retrying(Patience::Brief, mark).await
     }
 
     async fn postpone(&self, not_sent: &[Postponed]) -> store::Result<()> {
-        let postpone = |session: Session| async move { outbox::postpone(&session, not_sent).await };
+        let postpone = |session: Session| async move { outbox::delivery::postpone(&session, not_sent).await };
         self.store.retrying(Patience::Brief, postpone).await
     }
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::ledger::status_counts;
 use crate::store::tasks::transitions;
 use crate::store::{self, Actor, Patience, Session, Store};
 use crate::wake::Hints;
@@ -38,7 +37,7 @@ impl Loop for Retry {
 async fn release(session: Session) -> store::Result<Tick> {
     let mut tx = session.begin(Actor::Loop(Retry::NAME)).await?;
     let processed = transitions::release_due(&mut tx, LIMIT).await?;
-    let due_in = status_counts::next_release(&mut tx).await?;
+    let due_in = transitions::next_release(&mut tx).await?;
     tx.commit().await?;
     Ok(Tick { processed, more: processed >= LIMIT.cast_unsigned(), due_in })
 }

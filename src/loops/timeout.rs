@@ -13,7 +13,6 @@ use crate::domain::task::Task;
 use crate::domain::task::lifecycle::{Event, Moment, decide};
 use crate::domain::task::status::Status;
 use crate::store::graph::dead_ends;
-use crate::store::ledger::status_counts;
 use crate::store::outages::{self, Outages};
 use crate::store::tasks::lock::{self, LockedTasks};
 use crate::store::tasks::{heartbeat, transitions};
@@ -134,7 +133,7 @@ async fn expire_locked(tx: &mut Tx, locked: LockedTasks, outages: &Outages) -> s
     if !put_off.is_empty() {
         heartbeat::put_off(tx, &put_off).await?;
     }
-    let due_in = status_counts::next_timeout(tx).await?;
+    let due_in = lock::next_timeout(tx).await?;
     let ids = locked.tasks.iter().map(|task| task.id).collect();
     Ok(Expired { ids, ended: decided.len() as u64, due_in })
 }

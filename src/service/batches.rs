@@ -8,7 +8,9 @@ use crate::domain::task::lifecycle::{Event, Transition, decide};
 use crate::domain::task::status::Status;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::admission::slots;
-use crate::store::tasks::list::{self, BatchFilter, Page};
+use crate::store::batches::list::{self, BatchFilter};
+use crate::store::graph::dag;
+use crate::store::page::Page;
 use crate::store::tasks::{lock, transitions};
 use crate::store::{self, Session, batches, unconditionally};
 
@@ -33,13 +35,13 @@ impl Service {
     }
 
     pub async fn dag(&self, batch_id: Uuid) -> Result<Dag> {
-        let bytes = batches::dag_bytes(&self.store, batch_id).await?;
+        let bytes = dag::dag_bytes(&self.store, batch_id).await?;
         if bytes > DAG_BYTES {
             let most = format!("the graph must have at most {DAG_BYTES} bytes, not {bytes}");
             let instead = format!("list its tasks with GET /task?batch_id={batch_id} instead");
             return Err(Error::Invalid(vec![format!("batch_id: {most}; {instead}")]));
         }
-        batches::dag(&self.store, batch_id).await?.ok_or_else(|| no_batch(batch_id))
+        dag::dag(&self.store, batch_id).await?.ok_or_else(|| no_batch(batch_id))
     }
 
     /// Cancels everything alive in the batch, from its last task to its first. Children go before their parents,

@@ -16,7 +16,7 @@ use crate::store::ledger::attempts;
 use crate::store::tasks::heartbeat::{self, Heartbeat};
 use crate::store::tasks::lock::{self, LockedTasks};
 use crate::store::tasks::{details, transitions};
-use crate::store::{self, Actor, Patience, Session, Tx, batches};
+use crate::store::{self, Actor, Patience, Session, Tx};
 
 /// How often a change is left to a lane. Whoever has its task locked has done so for a moment, mostly to write that it was
 /// started; a transaction and a connection of its own is for what is locked for longer.
@@ -96,7 +96,7 @@ impl Service {
         {
             return Ok(());
         }
-        let (status, current) = batches::status_and_run(&self.store, id).await?.ok_or_else(|| no_task(id))?;
+        let (status, current) = details::status_and_run(&self.store, id).await?.ok_or_else(|| no_task(id))?;
         Err(conflict(status, current, run))
     }
 

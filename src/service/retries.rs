@@ -13,8 +13,8 @@ use crate::domain::view::retry::RetryStats;
 use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, TaskDetails, TaskEvent};
 use crate::store::graph::revive::{self, Targets};
 use crate::store::ledger::{attempts, events, retry_stats};
+use crate::store::page::Page;
 use crate::store::tasks::details;
-use crate::store::tasks::list::Page;
 use crate::store::{self, Actor, Session, batches, policies};
 
 /// How a retry by hand went inside its transaction.
@@ -99,7 +99,7 @@ impl Service {
             NoRevival::Refused(task) => (task, None),
             NoRevival::Blocked { task, parent } => (task, Some(parent)),
         };
-        let Some((status, run)) = batches::status_and_run(&self.store, task).await? else { return Ok(no_task(id)) };
+        let Some((status, run)) = details::status_and_run(&self.store, task).await? else { return Ok(no_task(id)) };
         let detail = match blocked_by {
             Some(parent) => {
                 format!("task {task} needs the success of task {parent}, which ended badly: retry that one")

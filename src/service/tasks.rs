@@ -15,8 +15,9 @@ use crate::domain::view::{TaskDetails, TaskSummary, Timestamp};
 use crate::store::admission::{fairness, matchers};
 use crate::store::batches::idempotency::{self, IdempotencyKey, Seen};
 use crate::store::graph::dead_ends;
+use crate::store::page::Page;
 use crate::store::tasks::create::{self, CreationContext, New};
-use crate::store::tasks::list::{self, Page, TaskFilter};
+use crate::store::tasks::list::{self, TaskFilter};
 use crate::store::tasks::{details, lock, transitions};
 use crate::store::{self, Actor, Session, Tx, policies};
 

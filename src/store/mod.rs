@@ -18,6 +18,8 @@ pub mod migrate;
 pub mod outages;
 /// Notifications to be delivered.
 pub mod outbox;
+/// Pages of lists.
+pub mod page;
 /// Default retry policies by kind.
 pub mod policies;
 /// Deletion of old batches.

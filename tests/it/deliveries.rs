@@ -110,7 +110,7 @@ async fn a_lease_that_was_lost_is_sent_again() {
     let lease = std::time::Duration::from_secs(40);
     let leasing = f.store.retrying(reprise::store::Patience::Brief, |session| async move {
         let mut tx = session.begin(reprise::store::Actor::Api).await?;
-        let leased = reprise::store::outbox::lease(&mut tx, 10, lease).await?;
+        let leased = reprise::store::outbox::delivery::lease(&mut tx, 10, lease).await?;
         tx.commit().await?;
         Ok(leased)
     });

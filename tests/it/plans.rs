@@ -2,8 +2,10 @@
 
 use reprise::clock::Clock;
 use reprise::domain::task::status::Status;
-use reprise::store::Patience;
-use reprise::store::tasks::list::{self, BatchFilter, Page, TaskFilter};
+use reprise::store::batches::list::BatchFilter;
+use reprise::store::page::Page;
+use reprise::store::tasks::list::{self, TaskFilter};
+use reprise::store::{Patience, batches};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use uuid::Uuid;
@@ -114,10 +116,10 @@ async fn the_statements_themselves_touch_few_pages() {
         reprise::store::tasks::transitions::release_due(&mut tx, 1000).await?;
         reprise::store::tasks::lock::timed_out(&mut tx, 500, &[]).await?;
         reprise::store::tasks::lock::overdue(&mut tx, 500, &[]).await?;
-        reprise::store::outbox::lease(&mut tx, 100, half_a_minute).await?;
-        reprise::store::outbox::next_due(&mut tx).await?;
-        reprise::store::ledger::status_counts::next_timeout(&mut tx).await?;
-        reprise::store::ledger::status_counts::next_release(&mut tx).await?;
+        reprise::store::outbox::delivery::lease(&mut tx, 100, half_a_minute).await?;
+        reprise::store::outbox::delivery::next_due(&mut tx).await?;
+        reprise::store::tasks::lock::next_timeout(&mut tx).await?;
+        reprise::store::tasks::transitions::next_release(&mut tx).await?;
         tx.rollback().await
     });
     statements.await.unwrap();
@@ -172,7 +174,6 @@ async fn plans_made_while_everything_is_empty_are_good_for_more() {
 /// What the loops and reports ask, over and over.
 async fn every_tick(store: &reprise::store::Store, id: Uuid) {
     use reprise::domain::task::lifecycle::{Event, decide};
-    use reprise::store::ledger::status_counts;
     use reprise::store::outbox;
     use reprise::store::tasks::{details, heartbeat, lock, transitions};
     let second = std::time::Duration::from_secs(1);
@@ -194,10 +195,10 @@ async fn every_tick(store: &reprise::store::Store, id: Uuid) {
         let locked = lock::by_ids(&mut tx, &[id]).await.unwrap();
         let canceled = decide(&locked.tasks[0], &Event::Canceled, locked.moment).unwrap().unwrap();
         transitions::apply(&mut tx, &[canceled], locked.moment).await.unwrap();
-        outbox::lease(&mut tx, 100, second).await.unwrap();
-        outbox::next_due(&mut tx).await.unwrap();
-        status_counts::next_timeout(&mut tx).await.unwrap();
-        status_counts::next_release(&mut tx).await.unwrap();
+        outbox::delivery::lease(&mut tx, 100, second).await.unwrap();
+        outbox::delivery::next_due(&mut tx).await.unwrap();
+        lock::next_timeout(&mut tx).await.unwrap();
+        transitions::next_release(&mut tx).await.unwrap();
         tx.rollback().await.unwrap();
         reprise::store::tasks::lease::confirm(&session, &[(id, 7)], second).await.unwrap();
         reprise::store::tasks::lease::renew(&session, &[(id, 7)], second).await
@@ -261,9 +262,9 @@ async fn a_page_of_a_list_reads_little_more_than_itself() {
     let store = db.store(Clock::Database);
     for n in 0..10u128 {
         let deep = || Page::After(Uuid::from_u128((1_767_226_600_000 + n) << 80 | 0x7000_8000 << 48));
-        assert_eq!(list::batches(&store, &BatchFilter::default(), deep(), 50).await.unwrap().0.len(), 50);
+        assert_eq!(batches::list::batches(&store, &BatchFilter::default(), deep(), 50).await.unwrap().0.len(), 50);
         let of = BatchFilter { metadata: Some(json!({"n": "not a number"})), ..BatchFilter::default() };
-        assert_eq!(list::batches(&store, &of, Page::Offset(0), 50).await.unwrap().0.len(), 0);
+        assert_eq!(batches::list::batches(&store, &of, Page::Offset(0), 50).await.unwrap().0.len(), 0);
         assert_eq!(list::tasks(&store, &any(), deep(), 50).await.unwrap().len(), 50);
         let of = TaskFilter { created_before: at(1_767_235_601), ..any() };
         let found = list::tasks(&store, &of, Page::Offset(0), 50).await.unwrap();
@@ -383,5 +384,5 @@ async fn lists_are_not_compiled() {
     .await;
     let store = db.store(Clock::Database);
     list::tasks(&store, &TaskFilter::default(), Page::Offset(0), 10).await.unwrap();
-    list::batches(&store, &BatchFilter::default(), Page::Offset(0), 10).await.unwrap();
+    batches::list::batches(&store, &BatchFilter::default(), Page::Offset(0), 10).await.unwrap();
 }

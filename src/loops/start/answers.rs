@@ -17,8 +17,8 @@ use crate::domain::webhook::Action;
 use crate::store::graph::dead_ends;
 use crate::store::outbox::{self, CancelAction};
 use crate::store::tasks::lease::ClaimId;
-use crate::store::tasks::{lock, transitions};
-use crate::store::{self, Actor, Patience, Session, Store, batches};
+use crate::store::tasks::{details, lock, transitions};
+use crate::store::{self, Actor, Patience, Session, Store};
 use crate::telemetry::log_limit::LogLimit;
 use crate::wake::Hints;
 use crate::webhook::CallError;
@@ -168,7 +168,7 @@ async fn write(session: Session, answers: &[Answered]) -> store::Result<HashSet<
         let unlocked: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
         let missing: Vec<Uuid> = failed.keys().map(|(id, _)| *id).filter(|id| !unlocked.contains(id)).collect();
         if !missing.is_empty() {
-            let there = batches::existing(&mut tx, &missing).await?;
+            let there = details::existing(&mut tx, &missing).await?;
             busy.extend(failed.keys().filter(|(id, _)| there.contains(id)));
         }
         let locked = dead_ends::lock_ancestors(&mut tx, locked, decide).await?;
@@ -183,7 +183,7 @@ async fn write(session: Session, answers: &[Answered]) -> store::Result<HashSet<
         if !written.busy.is_empty() {
             // One that is not there any more is in nobody's hands.
             let ids: Vec<Uuid> = written.busy.iter().map(|(id, _)| *id).collect();
-            let there = batches::existing(&mut tx, &ids).await?;
+            let there = details::existing(&mut tx, &ids).await?;
             busy.extend(written.busy.into_iter().filter(|(id, _)| there.contains(id)));
         }
     }

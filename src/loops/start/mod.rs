@@ -130,12 +130,10 @@ impl Loop for Start {
             Err(error) if error.is_busy() => return Ok(Tick { due_in: Some(0.0), ..Tick::default() }),
             Err(error) => return Err(error),
         };
-        let Claims { tasks: mut claimed, parked, busy, more, unknown } = claims;
+        let Claims { tasks: claimed, parked, busy, more, unknown } = claims;
         // Where most are blocked they are put out of the way faster than they are claimed.
         self.look.store(if parked * 2 > limit || busy > 0 { LOOK_LIMIT } else { limit }, Ordering::Relaxed);
         let processed = claimed.len();
-        // In the order of the queue, which the statement's answer is not in.
-        claimed.sort_unstable_by_key(|c| (std::cmp::Reverse(c.priority), c.turn, c.id));
         for mut claimed in claimed {
             if let Some(action) = claimed.on_start.take() {
                 self.held.take(&claimed, known, at + self.settings.lease);

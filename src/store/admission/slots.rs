@@ -362,3 +362,9 @@ pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
     tx.commit().await?;
     Ok(groups.rows_affected() + slots.rows_affected())
 }
+
+/// Combinations of rules and values that block tasks.
+pub async fn blocked_groups(store: &Store) -> Result<i64> {
+    let count = sqlx::query_scalar!(r#"select count(*) as "n!" from parking where state > 0"#);
+    store.listing(async |tx| Ok(count.fetch_one(tx.conn().await?).await?)).await
+}

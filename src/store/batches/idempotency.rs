@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::domain::request::new_task::NewTask;
 use crate::domain::task::status::Status;
 use crate::store::tasks::create::{StoredBatch, StoredTask};
-use crate::store::tasks::lock::read_status;
+use crate::store::tasks::row::read_status;
 use crate::store::{Actor, Result, Session, Tx};
 
 /// What a request that may be repeated brings along.

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::domain::retry::failure::FailureType;
 use crate::domain::task::lifecycle::{Attempt, AttemptOutcome, Cause, RetryType, Transition};
 use crate::domain::view::{AttemptView, Timestamp};
-use crate::store::tasks::list::Page;
+use crate::store::page::Page;
 use crate::store::{Result, Store, Tx};
 
 pub(in crate::store) async fn insert(tx: &mut Tx, transitions: &[Transition]) -> Result<()> {

@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use crate::domain::task::status::Status;
 use crate::domain::view::{TaskEvent, Timestamp};
-use crate::store::tasks::list::Page;
-use crate::store::tasks::lock::read_status;
+use crate::store::page::Page;
+use crate::store::tasks::row::read_status;
 use crate::store::{Result, Store, Tx};
 
 /// Tasks that one row tells of at most.

@@ -7,7 +7,8 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::lock::{self, read_status};
+use super::lock;
+use super::row::read_status;
 use crate::domain::dedupe::ExistingTask;
 use crate::domain::matcher;
 use crate::domain::request::new_task::NewTask;

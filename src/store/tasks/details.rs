@@ -1,15 +1,16 @@
 //! Tasks with everything that is shown of them: read, or locked to be changed and shown afterwards without a second look.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::lock::{LockedTasks, moment, read_status};
-use crate::domain::retry::failure::FailureType;
-use crate::domain::task::{Flags, Task};
-use crate::domain::view::{RetrySource, TaskDetails, TaskSummary, Timestamp};
+use super::lock::{LockedTasks, moment};
+use super::row::{read_status, summary_from_row, task_from_row};
+use crate::domain::task::Task;
+use crate::domain::task::status::Status;
+use crate::domain::view::{RetrySource, TaskDetails, Timestamp};
 use crate::domain::webhook::Actions;
 use crate::store::{Error, Result, Store, Tx};
 
@@ -122,72 +123,42 @@ pub async fn lock_unlocked(tx: &mut Tx, ids: &[Uuid]) -> Result<(LockedTasks, Ha
 
 impl DetailsRow {
     fn into_parts(self) -> Result<(Task, TaskDetails)> {
-        let mut actions: Actions = match &self.actions {
+        let mut row = self;
+        let mut actions: Actions = match &row.actions {
             Some(text) => serde_json::from_str(text).map_err(Error::corrupt)?,
             None => Actions::default(),
         };
-        actions.cancel = self.cancel.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
-        let rules = self.rules.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
-        let status = read_status(&self.status)?;
-        let failure_type = self.failure_type.as_deref().and_then(FailureType::parse);
-        let task = Task {
-            id: self.id,
-            batch_id: self.batch_id,
-            kind: self.kind.clone(),
-            status,
-            flags: Flags(self.flags),
-            attempt: self.attempt,
-            run: self.run,
-            deferrals: self.deferrals,
-            wait_count: self.wait_count,
-            timeout_secs: self.timeout_secs,
-            claimed_by: self.claimed_by,
-            claimed_run: self.claimed_run,
-            claim: self.claim,
-            manual_run: self.manual_run,
-            slots: self.slots.unwrap_or_default(),
-            timeout_at: self.timeout_at,
-            next_retry_at: self.next_retry_at,
-            created_at: self.created_at,
-            last_updated: self.last_updated,
-            started_at: self.started_at,
-            ended_at: self.ended_at,
-            failure_type,
-            failure_reason: self.failure_reason.clone(),
-            retry: self.retry.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?,
-        };
+        actions.cancel = row.cancel.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
+        let rules = row.rules.as_deref().map(serde_json::from_str).transpose().map_err(Error::corrupt)?;
+        let task = task_from_row!(row);
         let view = TaskDetails {
-            basic: TaskSummary {
-                id: self.id,
-                name: self.name,
-                kind: self.kind,
-                status,
-                batch_id: self.batch_id,
-                priority: self.priority,
-                attempt: self.attempt,
-                run: self.run,
-                next_retry_at: self.next_retry_at.map(Timestamp),
-                success: self.success,
-                failures: self.failures,
-                expected_count: self.expected_count,
-                created_at: Timestamp(self.created_at),
-                started_at: self.started_at.map(Timestamp),
-                ended_at: self.ended_at.map(Timestamp),
-                dead_end_barrier: self.dead_end_barrier,
-            },
-            timeout: self.timeout_secs,
-            metadata: self.metadata.unwrap_or_else(|| json!({})),
+            timeout: row.timeout_secs,
+            metadata: row.metadata.take().unwrap_or_else(|| json!({})),
             actions,
-            last_updated: Timestamp(self.last_updated),
-            failure_reason: self.failure_reason,
-            failure_type,
+            last_updated: Timestamp(row.last_updated),
+            failure_reason: row.failure_reason.take(),
+            failure_type: task.failure_type,
             retry: task.retry.clone(),
-            retry_source: self.retry_source.as_deref().and_then(RetrySource::parse),
-            deferrals: self.deferrals,
-            run_at: self.run_at.map(Timestamp),
+            retry_source: row.retry_source.as_deref().and_then(RetrySource::parse),
+            deferrals: row.deferrals,
+            run_at: row.run_at.map(Timestamp),
             rules: rules.unwrap_or_default(),
-            fair_key: self.fair_key,
+            fair_key: row.fair_key.take(),
+            basic: summary_from_row!(row),
         };
         Ok((task, view))
     }
+}
+
+/// The status and run of a task, to say why a request does not fit.
+pub async fn status_and_run(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> {
+    let looking = sqlx::query!(r#"select status::text as "status!", run from task where id = $1"#, id);
+    let row = store.reading(async |tx| Ok(looking.fetch_optional(tx.conn().await?).await?)).await?;
+    row.map(|row| Ok((read_status(&row.status)?, row.run))).transpose()
+}
+
+/// Those of the tasks that are there.
+pub async fn existing(tx: &mut Tx, ids: &[Uuid]) -> Result<HashSet<Uuid>> {
+    let found = sqlx::query_scalar!("select id from task where id = any($1)", ids).fetch_all(tx.conn().await?).await?;
+    Ok(found.into_iter().collect())
 }

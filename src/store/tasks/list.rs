@@ -1,34 +1,24 @@
-//! Lists of tasks and batches, newest first. Which rows are on a page is found out from indexes alone, before anything is
+//! The list of tasks, newest first. Which rows are on a page is found out from indexes alone, before anything is
 //! joined: a page costs what is on it, however deep it is and however rare what it asks for.
 
 use std::collections::BTreeSet;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use serde_json::{Value, json};
-use sqlx::{FromRow, Postgres, QueryBuilder};
+use serde_json::Value;
+use sqlx::{Postgres, QueryBuilder};
 use uuid::Uuid;
 
+use super::row::{SUMMARY, SummaryRow};
 use crate::domain::task::status::Status;
-use crate::domain::view::{BatchSummary, TaskSummary, Timestamp};
-use crate::store::batches::{BASIC, SummaryRow, status_counts};
+use crate::domain::view::TaskSummary;
 use crate::store::ledger::status_counts;
+use crate::store::page::Page;
 use crate::store::{Result, Store};
 
 /// Tasks in a status that are sorted rather than looked for among all others.
 const FEW: i64 = 20_000;
-/// What the batches of a page may have in metadata and kinds; the first is shown however large it is.
-const PAGE_BYTES: i64 = 8 * 1024 * 1024;
 /// How much later than its task an id may say that it was made: transactions overlap.
 const OVERLAP: TimeDelta = TimeDelta::seconds(60);
-
-/// Which part of a list is wanted.
-#[derive(Clone, Copy, Debug)]
-pub enum Page<Key> {
-    /// Skip this many.
-    Offset(i64),
-    /// Go on after this one.
-    After(Key),
-}
 
 #[derive(Debug, Default)]
 pub struct TaskFilter {
@@ -45,7 +35,7 @@ pub struct TaskFilter {
 /// Newest first.
 pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<TaskSummary>> {
     let offset = if let Page::Offset(offset) = page { offset } else { 0 };
-    let mut query = QueryBuilder::<Postgres>::new(format!("{BASIC}(select id from ("));
+    let mut query = QueryBuilder::<Postgres>::new(format!("{SUMMARY}(select id from ("));
     let mut next = "(";
     for way in ways(store, &filter.statuses).await? {
         for hash in way.hashes(filter) {
@@ -184,91 +174,11 @@ fn first_id(at: DateTime<Utc>) -> Uuid {
     Uuid::from_u128(u128::from(millis) << 80)
 }
 
-#[derive(Debug, Default)]
-pub struct BatchFilter {
-    pub scope: Option<String>,
-    pub metadata: Option<Value>,
-}
-
-#[derive(FromRow)]
-struct BatchRow {
-    id: Uuid,
-    total: i32,
-    created_at: DateTime<Utc>,
-    kinds: Vec<String>,
-    scope: Option<String>,
-    metadata: Option<Value>,
-    updated_at: DateTime<Utc>,
-    waiting: i32,
-    pending: i32,
-    claimed: i32,
-    running: i32,
-    retry_pending: i32,
-    paused: i32,
-    success: i32,
-    failure: i32,
-    canceled: i32,
-    picked: i64,
-}
-
-/// Newest first, and no more of them once they have [`PAGE_BYTES`]: metadata and many kinds can make a batch large. Answers
-/// whether the page was cut short for that.
-pub async fn batches(
-    store: &Store,
-    filter: &BatchFilter,
-    page: Page<Uuid>,
-    limit: i64,
-) -> Result<(Vec<BatchSummary>, bool)> {
-    // The counters are looked up for the page alone: joined before the limit, the tables were merged from the newest
-    // batch on, down to the page.
-    let mut query = QueryBuilder::<Postgres>::new(
-        "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending, c.claimed,
-                c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled, b.picked
-         from (
-             select *, coalesce(sum(coalesce(octet_length(b.metadata::text), 0) + octet_length(array_to_string(b.kinds, ','))) over (
-                 order by b.id desc rows between unbounded preceding and 1 preceding
-             ), 0) as before, count(*) over () as picked
-             from (select * from batch b where true",
-    );
-    if let Some(scope) = &filter.scope {
-        query.push(" and b.scope = ").push_bind(scope);
-    }
-    contains(&mut query, "b.metadata", filter.metadata.as_ref());
-    if let Page::After(id) = page {
-        query.push(" and b.id < ").push_bind(id);
-    }
-    query.push(" order by b.id desc limit ").push_bind(limit);
-    if let Page::Offset(offset) = page {
-        query.push(" offset ").push_bind(offset);
-    }
-    query.push(
-        ") b) b cross join lateral (select * from batch_counts where batch_id = b.id offset 0) c where b.before < ",
-    );
-    query.push_bind(PAGE_BYTES).push(" order by b.id desc");
-    let planned = query.build_query_as().persistent(filter.metadata.is_none());
-    let rows: Vec<BatchRow> = store.listing(async |tx| Ok(planned.fetch_all(tx.conn().await?).await?)).await?;
-    let cut = rows.first().is_some_and(|row| i64::try_from(rows.len()).is_ok_and(|shown| shown < row.picked));
-    let batches = rows
-        .into_iter()
-        .map(|row| BatchSummary {
-            batch_id: row.id,
-            total_tasks: row.total,
-            first_created_at: Timestamp(row.created_at),
-            latest_updated_at: Timestamp(row.updated_at),
-            status_counts: status_counts!(row),
-            kinds: row.kinds,
-            scope: row.scope,
-            metadata: row.metadata.unwrap_or_else(|| json!({})),
-        })
-        .collect();
-    Ok((batches, cut))
-}
-
 /// What has no metadata is stored without a value, and contains the empty object too.
 /// Such a query must not be kept prepared: only with the value at hand can the planner tell a rare one, for which it
 /// takes the index, from a common one, for which it walks from the newest row on. A plan for any value walks, and
 /// reads everything to find nothing.
-fn contains(query: &mut QueryBuilder<Postgres>, column: &str, metadata: Option<&Value>) {
+pub(in crate::store) fn contains(query: &mut QueryBuilder<Postgres>, column: &str, metadata: Option<&Value>) {
     if let Some(metadata) = metadata.filter(|m| m.as_object().is_some_and(|m| !m.is_empty())) {
         query.push(format!(" and {column} @> ")).push_bind(metadata.clone());
     }

@@ -8,12 +8,10 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use crate::domain::retry::failure::FailureType;
-use crate::domain::retry::policy::Policy;
+use super::row::task_from_row;
+use crate::domain::task::Task;
 use crate::domain::task::lifecycle::{Jitter, Moment};
-use crate::domain::task::status::Status;
-use crate::domain::task::{Flags, Task};
-use crate::store::{Error, Result, Tx};
+use crate::store::{Result, Tx};
 
 /// Locked rows, and the moment at which decisions about them are made.
 pub struct LockedTasks {
@@ -157,7 +155,10 @@ pub async fn last_of_batch(
 
 fn locked(tx: &Tx, rows: Vec<TaskRow>) -> Result<LockedTasks> {
     let moment = moment(tx, rows.iter().map(|row| row.now.max(row.last_updated)).max());
-    Ok(LockedTasks { tasks: rows.into_iter().map(TaskRow::into_task).collect::<Result<Vec<Task>>>()?, moment })
+    Ok(LockedTasks {
+        tasks: rows.into_iter().map(|row| Ok(task_from_row!(row))).collect::<Result<Vec<Task>>>()?,
+        moment,
+    })
 }
 
 /// No decision is made before the last change of any of its tasks: their dates never go back. Without a row there is
@@ -167,38 +168,16 @@ pub(in crate::store) fn moment(tx: &Tx, now: Option<DateTime<Utc>>) -> Moment {
     Moment { now, jitter: Jitter::Spread(rand::random()), limits: tx.store.retry }
 }
 
-impl TaskRow {
-    fn into_task(self) -> Result<Task> {
-        let retry = self.retry.as_deref().map(serde_json::from_str::<Policy>).transpose();
-        Ok(Task {
-            id: self.id,
-            batch_id: self.batch_id,
-            kind: self.kind,
-            status: read_status(&self.status)?,
-            flags: Flags(self.flags),
-            attempt: self.attempt,
-            run: self.run,
-            deferrals: self.deferrals,
-            wait_count: self.wait_count,
-            timeout_secs: self.timeout_secs,
-            claimed_by: self.claimed_by,
-            claimed_run: self.claimed_run,
-            claim: self.claim,
-            manual_run: self.manual_run,
-            slots: self.slots.unwrap_or_default(),
-            timeout_at: self.timeout_at,
-            next_retry_at: self.next_retry_at,
-            created_at: self.created_at,
-            last_updated: self.last_updated,
-            started_at: self.started_at,
-            ended_at: self.ended_at,
-            failure_type: self.failure_type.as_deref().and_then(FailureType::parse),
-            failure_reason: self.failure_reason,
-            retry: retry.map_err(|e| Error::corrupt(format!("retry policy of task {}: {e}", self.id)))?,
-        })
-    }
-}
-
-pub(in crate::store) fn read_status(text: &str) -> Result<Status> {
-    Status::parse(text).ok_or_else(|| Error::corrupt(format!("status {text}")))
+/// Seconds until the next deadline or end of a lease; negative when one has passed. The first of an order and not a
+/// minimum: planned on an empty table, that was the whole index, added up.
+pub async fn next_timeout(tx: &mut Tx) -> Result<Option<f64>> {
+    let now = tx.store.clock().param();
+    Ok(sqlx::query_scalar!(
+        "select extract(epoch from
+             (select timeout_at from task where status in ('claimed', 'running') order by timeout_at limit 1)
+             - coalesce($1, statement_timestamp()))::double precision",
+        now,
+    )
+    .fetch_one(tx.conn().await?)
+    .await?)
 }

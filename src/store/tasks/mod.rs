@@ -8,4 +8,5 @@ pub(super) mod ids;
 pub mod lease;
 pub mod list;
 pub mod lock;
+pub(super) mod row;
 pub mod transitions;

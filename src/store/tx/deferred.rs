@@ -43,22 +43,7 @@ pub(in crate::store) async fn defer(
     Ok(())
 }
 
-/// Of these batches, those whose own rows nobody else holds. The others are looked at again later.
-pub(in crate::store) async fn completable(tx: &mut Tx, ids: &[Uuid], hints: &mut Hints) -> Result<Vec<Uuid>> {
-    let unlocked =
-        sqlx::query_scalar!("select id from batch where id = any($1) order by id for update skip locked", ids)
-            .fetch_all(tx.conn().await?)
-            .await?;
-    let busy = ids.iter().filter(|id| !unlocked.contains(id));
-    let busy: Vec<(Uuid, BatchDelta)> = busy.map(|id| (*id, BatchDelta::default())).collect();
-    if !busy.is_empty() {
-        hints.add(Hints::COUNTERS);
-        leave(tx, &busy).await?;
-    }
-    Ok(unlocked)
-}
-
-async fn leave(tx: &mut Tx, batches: &[(Uuid, BatchDelta)]) -> Result<()> {
+pub(in crate::store) async fn leave(tx: &mut Tx, batches: &[(Uuid, BatchDelta)]) -> Result<()> {
     let text = |delta: &BatchDelta| {
         let SumDeltas { success, failures, expected } = delta.sums;
         let by_status = delta.by_status.iter().map(|n| i64::from(*n));

@@ -15,9 +15,10 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
 use super::admission::{matchers, slots};
+use super::batches::completion;
 use super::ledger::events::Move;
 use super::ledger::retry_stats;
-use super::{Result, Session, Store, outbox};
+use super::{Result, Session, Store};
 use crate::domain::task::status::Status;
 use crate::wake::Hints;
 use pool::PooledConnection;
@@ -255,19 +256,7 @@ impl Tx {
             deferred::defer(&mut self, &mut changes.moves.batches, &mut changes.hints).await?;
         }
         let finished = settle(&mut self, &changes.moves, changes.now).await?;
-        if !changes.reopened.is_empty() {
-            outbox::reopen_batches(&mut self, &changes.reopened).await?;
-        }
-        if !finished.is_empty() {
-            let finished = if self.defers() {
-                deferred::completable(&mut self, &finished, &mut changes.hints).await?
-            } else {
-                finished
-            };
-            if outbox::complete_batches(&mut self, &finished).await? {
-                changes.hints.add(Hints::DELIVER);
-            }
-        }
+        completion::settle(&mut self, &changes.reopened, finished, &mut changes.hints).await?;
         self.simple("commit").await?;
         self.ended = true;
         self.store.wake.everyone(changes.hints);

@@ -1,13 +1,14 @@
 //! Pending → Claimed, in the order of the queue. Where nothing is counted by rules that is one statement; otherwise the
 //! first tasks are locked, judged together with those parked whose limits have opened, and written as admitted or parked.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::Moved;
+use super::undecided::Moved;
 use crate::domain::admission::{self, Admission, Candidate, Rule, RuleMatcher, SlotLimit};
 use crate::domain::task::Flags;
 use crate::domain::task::lifecycle::Cause;
@@ -17,7 +18,7 @@ use crate::store::admission::MatcherKey;
 use crate::store::admission::matchers::{self, Matchers};
 use crate::store::admission::{fairness, slots};
 use crate::store::tasks::lease::ClaimId;
-use crate::store::{Error, Result, Tx};
+use crate::store::{Error, Result, Store, Tx};
 
 /// A task that was claimed: what its start needs.
 #[derive(Clone, Debug)]
@@ -42,9 +43,15 @@ impl Claimed {
     }
 }
 
+/// The order of the queue, as the statements of this file write it: `order by priority desc, turn, id`.
+fn queue_order(priority: i16, turn: i64, id: Uuid) -> (Reverse<i16>, i64, Uuid) {
+    (Reverse(priority), turn, id)
+}
+
 /// What came of a claim.
 #[derive(Debug, Default)]
 pub struct Claims {
+    /// In queue order.
     pub tasks: Vec<Claimed>,
     /// How many are blocked by rules and were parked.
     pub parked: usize,
@@ -64,7 +71,7 @@ const SPEC_BYTES: i64 = 4 * 1024 * 1024;
 /// Claims up to `limit` tasks, of the first `look` in the queue. The transaction must have begun as a claim.
 pub async fn claim(tx: &mut Tx, limit: usize, look: usize, lease: Duration) -> Result<Claims> {
     let matchers = matchers::all(tx).await?;
-    let claims = if matchers.is_idle() {
+    let mut claims = if matchers.is_idle() {
         let First { mut tasks, looked, ruled } = claim_first(tx, limit, lease).await?;
         let mut more = tasks.len() == limit || i64::try_from(tasks.len()).is_ok_and(|claimed| claimed < looked);
         let mut unknown = BTreeSet::new();
@@ -79,6 +86,7 @@ pub async fn claim(tx: &mut Tx, limit: usize, look: usize, lease: Duration) -> R
     } else {
         claim_by_rules(tx, &matchers, limit, look.max(limit), lease).await?
     };
+    claims.tasks.sort_unstable_by_key(|claimed| queue_order(claimed.priority, claimed.turn, claimed.id));
     fairness::taken(tx, &claims.tasks).await?;
     Ok(claims)
 }
@@ -201,7 +209,7 @@ async fn claim_by_rules(
     let mut recheck = slots::to_recheck(tx).await?;
     if !recheck.is_empty() {
         heads.extend(lock_blocked(tx, &recheck, limit).await?);
-        heads.sort_unstable_by_key(|head| (std::cmp::Reverse(head.priority), head.turn, head.id));
+        heads.sort_unstable_by_key(|head| queue_order(head.priority, head.turn, head.id));
     }
     // Before anything is judged: what is blocked is so by those before it.
     let mut before = 0;
@@ -407,4 +415,16 @@ async fn claim_admitted(tx: &mut Tx, admitted: &[(&QueueHead, &Candidate)], leas
         }
     }
     claimed(tx, rows)
+}
+
+/// For how many seconds the task at the head of the queue has been in it.
+pub async fn queue_age(store: &Store) -> Result<f64> {
+    let first = sqlx::query_scalar!(
+        r#"select extract(epoch from coalesce($1, statement_timestamp()) - last_updated)::double precision as "age!" from task
+           where status = 'pending' and not_before is null and parked_on is null
+           order by priority desc, turn, id limit 1"#,
+        store.clock().param(),
+    );
+    let age = store.listing(async |tx| Ok(first.fetch_optional(tx.conn().await?).await?)).await?;
+    Ok(age.unwrap_or(0.0))
 }

@@ -1,0 +1,81 @@
+//! The completion of a batch, and its return to life.
+
+use std::collections::BTreeSet;
+
+use uuid::Uuid;
+
+use crate::store::tx::deferred;
+use crate::store::tx::settle::BatchDelta;
+use crate::store::{Result, Tx};
+use crate::wake::Hints;
+
+/// Reopens batches in which a task came back to life, and completes those that have `finished`: nothing in them is alive
+/// any more.
+pub(in crate::store) async fn settle(
+    tx: &mut Tx,
+    reopened: &BTreeSet<Uuid>,
+    finished: Vec<Uuid>,
+    hints: &mut Hints,
+) -> Result<()> {
+    if !reopened.is_empty() {
+        reopen(tx, reopened).await?;
+    }
+    if !finished.is_empty() {
+        let finished = if tx.defers() { completable(tx, &finished, hints).await? } else { finished };
+        if complete(tx, &finished).await? {
+            hints.add(Hints::DELIVER);
+        }
+    }
+    Ok(())
+}
+
+/// Batches in which nothing is alive any more: marks them and enqueues what they asked to be told.
+/// Answers whether there is anything to deliver.
+async fn complete(tx: &mut Tx, ids: &[Uuid]) -> Result<bool> {
+    let now = tx.store.clock().param();
+    let added = sqlx::query!(
+        "with done as (
+             update batch b set completed_at = coalesce($2, statement_timestamp()), completions = b.completions + 1
+             where b.id = any($1) and b.completed_at is null
+             returning b.id, b.completions - 1 as completion, b.on_complete, b.total
+         )
+         insert into outbox (batch_id, trigger, condition, run, action, state, next_attempt_at, created_at, updated_at)
+         select d.id, 'batch', 'complete', d.completion, a.action::text,
+                json_build_object('batch_id', d.id, 'trigger', 'batch', 'completion', d.completion,
+                                  'total_tasks', d.total, 'success', c.success, 'failure', c.failure,
+                                  'canceled', c.canceled)::text,
+                coalesce($2, statement_timestamp()), coalesce($2, statement_timestamp()), coalesce($2, statement_timestamp())
+         from done d join batch_counts c on c.batch_id = d.id
+         cross join lateral json_array_elements(d.on_complete::json) a(action)",
+        ids,
+        now,
+    )
+    .execute(tx.conn().await?)
+    .await?
+    .rows_affected();
+    Ok(added > 0)
+}
+
+/// Batches in which something has come back to life are not complete any more.
+async fn reopen(tx: &mut Tx, ids: &BTreeSet<Uuid>) -> Result<()> {
+    let ids: Vec<Uuid> = ids.iter().copied().collect();
+    sqlx::query!("update batch set completed_at = null where id = any($1) and completed_at is not null", &ids)
+        .execute(tx.conn().await?)
+        .await?;
+    Ok(())
+}
+
+/// Of these batches, those whose own rows nobody else holds. The others are looked at again later.
+async fn completable(tx: &mut Tx, ids: &[Uuid], hints: &mut Hints) -> Result<Vec<Uuid>> {
+    let unlocked =
+        sqlx::query_scalar!("select id from batch where id = any($1) order by id for update skip locked", ids)
+            .fetch_all(tx.conn().await?)
+            .await?;
+    let busy = ids.iter().filter(|id| !unlocked.contains(id));
+    let busy: Vec<(Uuid, BatchDelta)> = busy.map(|id| (*id, BatchDelta::default())).collect();
+    if !busy.is_empty() {
+        hints.add(Hints::COUNTERS);
+        deferred::leave(tx, &busy).await?;
+    }
+    Ok(unlocked)
+}
