@@ -107,9 +107,9 @@ async fn batches_from_before_are_summed_up_by_the_migration() {
          alter table batch_count drop column total_success, drop column total_failures, drop column total_expected",
     )
     .await;
-    f.db.execute(include_str!("../../migrations/0014_batch_sums.sql")).await;
+    f.db.execute(include_str!("../../../migrations/0014_batch_sums.sql")).await;
     // What came later stands on these columns.
-    let later = include_str!("../../migrations/0018_deferred_counts.sql");
+    let later = include_str!("../../../migrations/0018_deferred_counts.sql");
     f.db.execute(&later[later.find("create view").unwrap()..]).await;
     f.db.assert_counters_match().await;
 }

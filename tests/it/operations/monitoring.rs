@@ -59,7 +59,7 @@ async fn metrics_tell_what_happened() {
 
 #[test]
 fn the_manual_has_every_metric() {
-    let (described, manual) = (include_str!("../../src/telemetry/mod.rs"), include_str!("../../docs/operating.md"));
+    let (described, manual) = (include_str!("../../../src/telemetry/mod.rs"), include_str!("../../../docs/operating.md"));
     let names = described.split('"').filter(|word| word.starts_with("reprise_") || word.starts_with("task_"));
     let names: Vec<&str> = names.collect();
     assert!(names.len() > 20);
@@ -70,7 +70,7 @@ fn the_manual_has_every_metric() {
 
 #[tokio::test]
 async fn the_description_is_served_and_current() {
-    let committed = include_str!("../../openapi/openapi.json");
+    let committed = include_str!("../../../openapi/openapi.json");
     assert!(
         committed == reprise::http::document(),
         "openapi/openapi.json is old: run `reprise openapi > openapi/openapi.json`"

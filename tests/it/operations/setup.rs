@@ -233,7 +233,7 @@ fn help_and_description_need_nothing() {
         assert!(text.contains(name), "{name}");
     }
     let description = run(&[], &["openapi"]);
-    assert_eq!(String::from_utf8_lossy(&description.stdout), include_str!("../../openapi/openapi.json"));
+    assert_eq!(String::from_utf8_lossy(&description.stdout), include_str!("../../../openapi/openapi.json"));
 }
 
 #[test]

@@ -1,0 +1,5 @@
+//! Outgoing calls: what they carry, where they may go, and how notifications are delivered.
+
+mod calls;
+mod deliveries;
+mod webhook_guard;
