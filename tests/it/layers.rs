@@ -54,7 +54,7 @@ fn http_is_at_the_edge_only() {
 }
 
 #[test]
-fn changes_are_made_on_behalf_of_the_caller() {
+fn handlers_change_tasks_on_behalf_of_the_caller() {
     assert_eq!(offenders(&[], &["api.service.clone()"]), Vec::<String>::new());
 }
 
@@ -97,7 +97,7 @@ fn calls_go_down_only() {
 }
 
 #[test]
-fn the_benchmark_is_a_client_like_any_other() {
+fn the_benchmark_uses_no_internals_of_the_service() {
     let others = all_but(&["bench"]);
     let others: Vec<&str> = others.iter().map(String::as_str).collect();
     let words = ["crate::store", "crate::service", "crate::http", "crate::loops", "crate::webhook", "crate::domain"];
@@ -116,7 +116,7 @@ fn the_status_of_a_task_is_written_in_one_place() {
 }
 
 #[test]
-fn time_and_tasks_in_the_background_are_where_they_belong() {
+fn only_listed_files_read_the_clock_or_spawn_tasks() {
     assert_eq!(offenders(&["clock.rs"], &["Utc::now"]), Vec::<String>::new());
     let allowed = ["app.rs", "main.rs", "loops", "postgres", "http/mod.rs", "http/server.rs", "bench"];
     assert_eq!(offenders(&allowed, &["tokio::spawn", ".spawn("]), Vec::<String>::new());

@@ -22,7 +22,7 @@ fn hidden() -> Value {
 }
 
 #[tokio::test]
-async fn secrets_in_headers_are_for_admins() {
+async fn secret_headers_are_shown_to_admins_only() {
     let mut f = Fixture::with(&["--api-keys", KEYS]).await;
     let receiver = Receiver::start().await;
     let (reader, writer) = (f.api.key("key-of-the-reader"), f.api.key("key-of-the-writer"));
@@ -65,7 +65,7 @@ async fn secrets_in_headers_are_for_admins() {
 }
 
 #[tokio::test]
-async fn without_keys_everybody_but_handles_sees_everything() {
+async fn without_keys_every_caller_but_a_handle_sees_secret_headers() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&tasks(&receiver, 1)).await;

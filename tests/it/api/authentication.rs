@@ -48,7 +48,7 @@ fn operations() -> Vec<(Method, String)> {
 }
 
 #[tokio::test]
-async fn without_a_key_only_health_and_readiness_answer() {
+async fn requests_without_a_key_reach_only_health_and_readiness() {
     let f = locked().await;
     let wrong = [f.api.clone(), f.api.key("key-of-the-write"), f.api.with(&[("x-api-key", "writer")]), f.api.key("")];
     for (method, path) in operations() {
@@ -72,7 +72,7 @@ async fn without_a_key_only_health_and_readiness_answer() {
 }
 
 #[tokio::test]
-async fn a_key_does_what_its_scope_allows() {
+async fn a_key_is_limited_to_its_scope() {
     let f = locked().await;
     let (reader, writer, boss) = (f.api.key(READER), f.api.key(WRITER), f.api.key(BOSS));
     for (method, path) in operations() {
@@ -93,7 +93,7 @@ async fn a_key_does_what_its_scope_allows() {
 }
 
 #[tokio::test]
-async fn a_key_comes_in_either_header() {
+async fn a_key_is_accepted_in_either_header() {
     let f = locked().await;
     let bearer = format!("bearer {READER}");
     let forms: [&[(&str, &str)]; 3] = [
@@ -113,7 +113,7 @@ async fn a_key_comes_in_either_header() {
 }
 
 #[tokio::test]
-async fn public_paths_are_open_for_reading() {
+async fn public_paths_are_readable_without_a_key() {
     let f = Fixture::with(&["--api-keys", KEYS, "--public-paths", "/metrics,/docs"]).await;
     for path in ["/metrics", "/docs/", "/docs/index.css"] {
         assert_eq!(f.api.get(path).await.status, 200, "{path}");
@@ -126,7 +126,7 @@ async fn public_paths_are_open_for_reading() {
 }
 
 #[tokio::test]
-async fn without_keys_everything_is_open() {
+async fn without_configured_keys_every_operation_is_open() {
     let f = Fixture::new().await;
     for (method, path) in operations() {
         let status = f.api.call(method, &path, None).await.status.as_u16();
@@ -147,7 +147,7 @@ async fn started(f: &mut Fixture, client: &Client, receiver: &Receiver) -> (Stri
 }
 
 #[tokio::test]
-async fn a_handle_needs_no_key_and_is_good_for_its_run() {
+async fn a_handle_needs_no_key_and_is_valid_for_its_run() {
     let mut f = locked().await;
     let (api, receiver, writer) = (f.api.clone(), Receiver::start().await, f.api.key(WRITER));
     let (id, first) = started(&mut f, &writer, &receiver).await;
@@ -181,7 +181,7 @@ async fn a_handle_needs_no_key_and_is_good_for_its_run() {
 }
 
 #[tokio::test]
-async fn a_token_opens_nothing_else() {
+async fn a_token_is_valid_for_its_task_and_run_only() {
     let mut f = locked().await;
     let (api, receiver, writer) = (f.api.clone(), Receiver::start().await, f.api.key(WRITER));
     let (id, path) = started(&mut f, &writer, &receiver).await;
@@ -223,7 +223,7 @@ async fn a_token_opens_nothing_else() {
 }
 
 #[tokio::test]
-async fn tokens_are_checked_without_keys_too_and_shared_by_instances() {
+async fn tokens_are_checked_without_configured_keys_and_shared_by_instances() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let api = f.api.clone();
@@ -263,7 +263,7 @@ async fn the_audit_trail_names_the_key() {
 }
 
 #[tokio::test]
-async fn a_request_that_does_not_arrive_is_given_up() {
+async fn a_request_that_arrives_too_slowly_is_refused() {
     let f = Fixture::with(&["--request-timeout-secs", "1"]).await;
     let send = async |bytes: &str| -> String {
         let mut stream = tokio::net::TcpStream::connect(f.api.base().strip_prefix("http://").unwrap()).await.unwrap();
@@ -300,7 +300,7 @@ impl Drop for File {
 }
 
 #[test]
-fn the_start_is_refused_with_one_line_that_shows_no_key() {
+fn bad_key_settings_are_refused_with_one_line_that_shows_no_key() {
     let file = File::new("bad-keys", "writer:key-of-the-writer\nkey-of-somebody");
     let cases: [(&[(&str, &str)], &str); 6] = [
         (&[("BIND_ADDR", "0.0.0.0")], "reprise: BIND_ADDR=0.0.0.0: must be a loopback address"),
@@ -330,7 +330,7 @@ fn the_start_is_refused_with_one_line_that_shows_no_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_and_tokens_stay_out_of_the_logs() {
+async fn keys_and_tokens_never_reach_the_logs() {
     let db = Database::new().await;
     let (keys, log) =
         (File::new("keys", "writer:key-of-the-writer\nboss:key-of-the-boss:admin\n"), File::new("log", ""));

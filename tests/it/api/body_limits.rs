@@ -12,7 +12,7 @@ fn body_of(bytes: usize) -> Value {
 }
 
 #[tokio::test]
-async fn actions_and_tasks_have_a_largest_size() {
+async fn oversized_actions_and_tasks_are_refused() {
     let f = Fixture::new().await;
     let refused = async |body: Value| -> Vec<String> {
         let answer = f.api.post("/task", &body).await;
@@ -42,7 +42,7 @@ async fn actions_and_tasks_have_a_largest_size() {
 }
 
 #[tokio::test]
-async fn metadata_counts_as_it_is_stored() {
+async fn metadata_is_measured_as_it_is_stored() {
     let f = Fixture::new().await;
     let numbers = |count: usize| json!(vec![1e308; count]);
     let refused = |metadata: Value| json!([{"name": "n", "kind": "k", "metadata": metadata}]);
@@ -77,7 +77,7 @@ async fn asked(stream: &mut TcpStream) {
 }
 
 #[tokio::test]
-async fn large_requests_share_a_budget() {
+async fn large_request_bodies_share_a_memory_budget() {
     let f = Fixture::with(&["--max-body-bytes", "131072"]).await;
     let mut first = Vec::new();
     for _ in 0..2 {
@@ -107,7 +107,7 @@ async fn large_requests_share_a_budget() {
 }
 
 #[tokio::test]
-async fn reports_need_no_large_bodies() {
+async fn a_report_body_above_2_mib_is_refused() {
     let f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": receiver.action("/s")}])).await;

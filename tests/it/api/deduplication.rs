@@ -53,7 +53,7 @@ async fn assert_true(f: &Fixture, answer: &Answer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_fifty_requests_at_once_one_creates() {
+async fn fifty_concurrent_requests_create_one_task() {
     let f = Fixture::new().await;
     for round in 0..4 {
         let body = json!([one(&json!(round))]);
@@ -72,7 +72,7 @@ async fn of_fifty_requests_at_once_one_creates() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn instances_see_each_other() {
+async fn deduplication_holds_across_instances() {
     let f = Fixture::new().await;
     let same = Database { url: f.db.url.clone(), pool: f.db.pool.clone() };
     let g = Fixture::on(same, &[]).await;
@@ -107,7 +107,7 @@ async fn instances_see_each_other() {
 }
 
 #[tokio::test]
-async fn the_others_of_a_request_are_created() {
+async fn only_the_duplicates_of_a_request_are_skipped() {
     let f = Fixture::new().await;
     let task = |id: &str, kind: &str, order: i32| {
         let mut task = one(&json!(order));
@@ -135,7 +135,7 @@ async fn the_others_of_a_request_are_created() {
 }
 
 #[tokio::test]
-async fn children_wait_for_the_task_that_is_there() {
+async fn children_of_a_duplicate_wait_for_the_existing_task() {
     let mut f = Fixture::new().await;
     let mut first = one(&json!(1));
     first["retry"] = json!({"max_retries": 1, "initial_delay_secs": 1, "jitter_ms": 0});
@@ -179,7 +179,7 @@ async fn children_wait_for_the_task_that_is_there() {
 }
 
 #[tokio::test]
-async fn children_of_what_has_ended_go_by_how_it_ended() {
+async fn children_of_an_ended_existing_task_follow_its_outcome() {
     for (end, expected) in [
         ("Success", ["Pending", "Pending", "Waiting", "Waiting", "Waiting"]),
         ("Failure", ["Failure", "Pending", "Failure", "Pending", "Failure"]),
@@ -231,7 +231,7 @@ async fn children_of_what_has_ended_go_by_how_it_ended() {
 }
 
 #[tokio::test]
-async fn tasks_of_one_request_count_too() {
+async fn tasks_of_the_same_request_are_deduplicated() {
     let f = Fixture::new().await;
     let mut second = one(&json!(1));
     second["id"] = json!("second");
@@ -253,7 +253,7 @@ async fn tasks_of_one_request_count_too() {
 }
 
 #[tokio::test]
-async fn a_matcher_looks_at_the_status_it_names() {
+async fn a_dedupe_matcher_compares_the_status_it_names() {
     let f = Fixture::new().await;
     let with = |status: Value, order: i32| {
         let mut task = one(&json!(order));
@@ -299,7 +299,7 @@ async fn a_matcher_looks_at_the_status_it_names() {
 }
 
 #[tokio::test]
-async fn values_have_to_be_equal() {
+async fn dedupe_values_are_compared_as_postgresql_compares_them() {
     let values: Vec<Value> = [
         "1",
         "1.0",
@@ -369,7 +369,7 @@ async fn values_have_to_be_equal() {
 }
 
 #[tokio::test]
-async fn a_repeated_request_gets_the_same_answer() {
+async fn a_repeated_deduplicated_request_gets_its_first_answer() {
     let f = Fixture::new().await;
     let post = async |key: &str, body: &Value| f.api.post_with("/task", &[("Idempotency-Key", key)], body).await;
     let there = f.api.create(&json!([one(&json!(1)), plain("a", &json!(2))])).await;
@@ -411,7 +411,7 @@ async fn a_repeated_request_gets_the_same_answer() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_matcher_is_named() {
+async fn every_problem_of_a_dedupe_matcher_is_named() {
     let f = Fixture::new().await;
     let body = json!([{"name": "n", "kind": "k", "metadata": {"a": 1}, "dedupe_strategy":
         [{"fields": ["a", "b"]}, {"status": "done"}, {"knid": "x"}, {"fields": "a"}]}]);
@@ -427,7 +427,7 @@ async fn what_is_wrong_with_a_matcher_is_named() {
 }
 
 #[tokio::test]
-async fn a_stopped_batch_leaves_no_child_waiting_elsewhere() {
+async fn a_stopped_batch_moves_its_children_in_other_batches() {
     let f = Fixture::new().await;
     let first = f.api.post("/task", &json!([one(&json!(1)), child("own", &[("one", true)])])).await;
     let body = json!([
@@ -455,7 +455,7 @@ async fn a_stopped_batch_leaves_no_child_waiting_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_retry_by_hand_reaches_the_children_elsewhere() {
+async fn a_manual_retry_revives_children_in_other_batches() {
     let f = Fixture::new().await;
     let retry = async |id: &str| f.api.post(&format!("/task/{id}/retry"), &json!({})).await;
     let there = f.api.create(&json!([one(&json!(1))])).await.remove(0);
@@ -507,7 +507,7 @@ async fn a_retry_by_hand_reaches_the_children_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_graph_shows_the_links_that_leave_it() {
+async fn a_graph_shows_the_links_to_other_batches() {
     let f = Fixture::new().await;
     let first = f.api.post("/task", &json!([one(&json!(1)), child("own", &[("one", true)])])).await;
     let second = f.api.post("/task", &json!([one(&json!(1)), child("a", &[("one", false)])])).await;
@@ -522,7 +522,7 @@ async fn a_graph_shows_the_links_that_leave_it() {
 }
 
 #[tokio::test]
-async fn batches_go_one_by_one_and_leave_no_link_behind() {
+async fn retention_deletes_links_between_batches() {
     for newer_first in [false, true] {
         let f = Fixture::new().await;
         let first = f.api.post("/task", &json!([one(&json!(1))])).await;
@@ -562,7 +562,7 @@ async fn hold_links(db: &Database) -> PgConnection {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_fall_that_is_under_way_takes_new_children_along() {
+async fn a_running_cascade_fails_children_added_meanwhile() {
     let f = Fixture::new().await;
     let mut above = json!([plain("above", &json!(0)), one(&json!(1))]);
     above[1]["dependencies"] = json!([{"id": "above"}]);
@@ -586,7 +586,7 @@ async fn a_fall_that_is_under_way_takes_new_children_along() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_retry_that_is_under_way_counts_new_children() {
+async fn a_running_manual_retry_counts_children_added_meanwhile() {
     let f = Fixture::new().await;
     let there = f.api.create(&json!([plain("a", &json!(1))])).await.remove(0);
     f.claim().await;
@@ -613,7 +613,7 @@ async fn a_retry_that_is_under_way_counts_new_children() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_parent_that_ends_meanwhile_moves_its_new_children() {
+async fn a_parent_that_ends_during_the_request_moves_its_new_children() {
     for success in [true, false] {
         let f = Fixture::new().await;
         let there = f.api.create(&json!([one(&json!(1))])).await.remove(0);
@@ -636,7 +636,7 @@ async fn a_parent_that_ends_meanwhile_moves_its_new_children() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_has_ended_between_look_and_lock_is_still_the_parent() {
+async fn a_task_that_ends_between_search_and_lock_is_still_the_parent() {
     let f = Fixture::new().await;
     let there = f.api.create(&json!([one(&json!(1))])).await.remove(0);
     f.claim().await;
@@ -658,7 +658,7 @@ async fn what_has_ended_between_look_and_lock_is_still_the_parent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_at_once_and_everything_ends() {
+async fn concurrent_deduplicated_requests_leave_no_task_stuck() {
     let f = Fixture::with(&["--webhook-concurrency", "1000"]).await;
     let storms = (0..6).map(|worker: usize| {
         let api = f.api.clone();
@@ -720,7 +720,7 @@ async fn many_at_once_and_everything_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn thousands_of_keys_in_a_request() {
+async fn a_request_with_thousands_of_dedupe_keys_takes_at_most_1024_locks() {
     let f = Fixture::new().await;
     let mut tasks: Vec<Value> = (0..5000)
         .map(|n| {
@@ -748,7 +748,7 @@ async fn thousands_of_keys_in_a_request() {
 }
 
 #[tokio::test]
-async fn children_come_after_a_parent_whose_clock_was_ahead() {
+async fn ids_of_children_follow_a_parent_whose_clock_was_ahead() {
     let f = Fixture::new().await;
     let ahead = "0fffffff-ffff-7fff-bfff-ffffffffffff";
     let there = f.api.create(&json!([one(&json!(1))])).await.remove(0);

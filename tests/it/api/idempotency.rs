@@ -10,7 +10,7 @@ async fn post(f: &Fixture, key: &str, body: &Value) -> Answer {
 }
 
 #[tokio::test]
-async fn the_same_key_and_body_give_the_same_answer() {
+async fn a_repeated_idempotency_key_gets_the_first_answer() {
     let f = Fixture::new().await;
     let body =
         json!([{"id": "a", "name": "n", "kind": "k"}, {"name": "m", "kind": "k", "dependencies": [{"id": "a"}]}]);
@@ -43,7 +43,7 @@ async fn the_same_key_and_body_give_the_same_answer() {
 }
 
 #[tokio::test]
-async fn a_key_is_forgotten_after_its_time() {
+async fn an_idempotency_key_expires_after_its_ttl() {
     let f = Fixture::with(&["--idempotency-ttl-secs", "100"]).await;
     let body = json!([{"name": "n", "kind": "k"}]);
     let first = post(&f, "one", &body).await;
@@ -57,7 +57,7 @@ async fn a_key_is_forgotten_after_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn requests_at_the_same_time_create_one_batch() {
+async fn concurrent_requests_with_one_idempotency_key_create_one_batch() {
     let f = Fixture::new().await;
     for round in 0..5 {
         let posts = (0..20).map(|_| {
@@ -74,7 +74,7 @@ async fn requests_at_the_same_time_create_one_batch() {
 }
 
 #[tokio::test]
-async fn keys_of_different_callers_do_not_meet() {
+async fn idempotency_keys_are_separate_for_each_caller() {
     let keys = "one:key-of-number-one,two:key-of-number-two,one:the-next-key-of-one";
     let f = Fixture::with(&["--api-keys", keys]).await;
     let post = async |key: &str, name: &str| {

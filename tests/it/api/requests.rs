@@ -23,7 +23,7 @@ fn assert_problem(answer: &Answer, status: u16) {
 }
 
 #[tokio::test]
-async fn both_forms_create_a_batch() {
+async fn an_array_and_an_object_of_tasks_both_create_a_batch() {
     let f = Fixture::new().await;
     let array =
         f.api.post("/task", &json!([{"name": "a", "kind": "k"}, {"name": "b", "kind": "l", "priority": 3}])).await;
@@ -78,7 +78,7 @@ async fn both_forms_create_a_batch() {
 }
 
 #[tokio::test]
-async fn every_problem_of_every_task_at_once() {
+async fn a_refused_request_names_every_problem_of_every_task() {
     let f = Fixture::new().await;
     let answer = f
         .api
@@ -112,7 +112,7 @@ async fn every_problem_of_every_task_at_once() {
 }
 
 #[tokio::test]
-async fn nonsense_is_refused_by_name() {
+async fn malformed_requests_get_a_problem_document() {
     let f = Fixture::with(&["--max-body-bytes", "20000", "--max-tasks-per-batch", "3"]).await;
     let deep = format!(
         "[{{\"name\": \"n\", \"kind\": \"k\", \"metadata\": {{\"a\": {}1{}}}}}]",
@@ -268,7 +268,7 @@ async fn lists_are_filtered_and_paged() {
 }
 
 #[tokio::test]
-async fn a_batch_knows_its_sums() {
+async fn a_batch_shows_the_sums_of_its_tasks_counters() {
     let f = Fixture::new().await;
     let answer = f
         .api
@@ -288,7 +288,7 @@ async fn a_batch_knows_its_sums() {
 }
 
 #[tokio::test]
-async fn pages_go_so_deep_and_cursors_deeper() {
+async fn pages_beyond_row_100000_are_refused() {
     let f = Fixture::new().await;
     let id = f.api.create(&json!([{"name": "n", "kind": "k"}])).await.remove(0);
     let lists = [
@@ -311,7 +311,7 @@ async fn pages_go_so_deep_and_cursors_deeper() {
 }
 
 #[tokio::test]
-async fn names_of_fields_are_not_endless() {
+async fn names_of_matcher_fields_have_at_most_255_characters() {
     let f = Fixture::new().await;
     let task = |name: &str| {
         let matcher = json!({"kind": "k", "status": "Running", "fields": [name]});

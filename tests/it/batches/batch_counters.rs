@@ -17,7 +17,7 @@ async fn batch_of(f: &Fixture, tasks: &Value) -> (String, Vec<String>) {
 }
 
 #[tokio::test]
-async fn every_change_of_a_counter_is_in_the_sums() {
+async fn batch_sums_follow_every_change_of_a_counter() {
     let f = Fixture::new().await;
     let tasks = json!([{"name": "a", "kind": "k", "expected_count": 10}, {"name": "b", "kind": "k"},
                        {"name": "c", "kind": "k", "expected_count": 5}]);
@@ -54,7 +54,7 @@ async fn every_change_of_a_counter_is_in_the_sums() {
 }
 
 #[tokio::test]
-async fn what_changes_no_counter_leaves_the_batch_alone() {
+async fn requests_without_counters_do_not_write_the_batch_row() {
     let f = Fixture::new().await;
     let (batch, ids) = batch_of(&f, &json!([{"name": "a", "kind": "k", "expected_count": 3}])).await;
     f.claim().await;
@@ -71,7 +71,7 @@ async fn what_changes_no_counter_leaves_the_batch_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_at_once_lose_nothing() {
+async fn concurrent_counter_updates_lose_nothing() {
     let f = Fixture::new().await;
     let tasks: Vec<Value> = (0..4).map(|_| json!({"name": "n", "kind": "k"})).collect();
     let (batch, ids) = batch_of(&f, &json!(tasks)).await;
@@ -96,7 +96,7 @@ async fn many_at_once_lose_nothing() {
 }
 
 #[tokio::test]
-async fn batches_from_before_are_summed_up_by_the_migration() {
+async fn the_migration_sums_up_existing_batches() {
     let f = Fixture::new().await;
     let (_, ids) =
         batch_of(&f, &json!([{"name": "a", "kind": "k", "expected_count": 3}, {"name": "b", "kind": "k"}])).await;

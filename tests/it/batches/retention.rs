@@ -24,7 +24,7 @@ async fn forget_stats(store: &Store, days: u32, limit: i64) -> reprise::store::R
 }
 
 #[tokio::test]
-async fn only_old_finished_and_told_batches_are_deleted() {
+async fn only_old_finished_and_delivered_batches_are_deleted() {
     let mut f = Fixture::with(&["--webhook-max-attempts", "1"]).await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply::status(500));
@@ -102,7 +102,7 @@ async fn assert_nothing_left(f: &Fixture) {
 }
 
 #[tokio::test]
-async fn a_large_batch_goes_in_chunks_that_leave_the_counters_right() {
+async fn deleting_a_batch_in_chunks_keeps_the_counters_right() {
     let f = Fixture::new().await;
     let ids = finished(&f, 10, true).await;
     f.advance(8 * 86_400);
@@ -129,7 +129,7 @@ async fn a_large_batch_goes_in_chunks_that_leave_the_counters_right() {
 }
 
 #[tokio::test]
-async fn history_goes_in_chunks_once_the_tasks_are_gone() {
+async fn history_is_deleted_in_chunks_after_the_tasks() {
     let f = Fixture::new().await;
     finished(&f, 2, true).await;
     f.db.execute(
@@ -150,7 +150,7 @@ async fn history_goes_in_chunks_once_the_tasks_are_gone() {
 }
 
 #[tokio::test]
-async fn chunks_become_smaller_until_one_can_be_deleted() {
+async fn chunks_shrink_until_one_can_be_deleted() {
     let f = Fixture::new().await;
     let large: Vec<Value> = (0..300).map(|n| json!({"name": n.to_string(), "kind": "k"})).collect();
     for tasks in [json!(large), json!([{"name": "n", "kind": "k"}])] {
@@ -182,7 +182,7 @@ async fn chunks_become_smaller_until_one_can_be_deleted() {
 }
 
 #[tokio::test]
-async fn a_batch_that_somebody_holds_is_passed_over() {
+async fn a_locked_batch_is_skipped() {
     for held in ["task", "task_spec", "batch_count", "batch"] {
         let f = Fixture::new().await;
         let first = finished(&f, 3, true).await;
@@ -212,7 +212,7 @@ async fn a_batch_that_somebody_holds_is_passed_over() {
 }
 
 #[tokio::test]
-async fn a_batch_that_comes_back_to_life_is_left_alone() {
+async fn a_revived_batch_is_not_deleted() {
     let f = Fixture::new().await;
     let ids = finished(&f, 4, false).await;
     f.advance(8 * 86_400);
@@ -231,7 +231,7 @@ async fn a_batch_that_comes_back_to_life_is_left_alone() {
 }
 
 #[tokio::test]
-async fn statistics_go_in_chunks() {
+async fn statistics_are_deleted_in_chunks() {
     let f = Fixture::new().await;
     f.db.execute(
         "insert into retry_stat (bucket, kind, attempt, failure_type, shard)

@@ -23,7 +23,7 @@ async fn count(db: &Database, status: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn forty_parents_of_the_same_children_finish_at_once() {
+async fn children_of_forty_parents_that_end_at_once_are_released_once() {
     let db = Database::new().await;
     let instances = [Instance::start(&db.url, &[]), Instance::start(&db.url, &[])];
     let mut tasks: Vec<Value> = (0..40).map(|i| json!({"id": i.to_string(), "name": "parent", "kind": "k"})).collect();
@@ -52,7 +52,7 @@ async fn forty_parents_of_the_same_children_finish_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn six_hundred_slow_receivers_are_each_called_once() {
+async fn six_hundred_slow_on_start_calls_are_each_made_once() {
     let db = Database::new().await;
     let instance = Instance::start(&db.url, &[]);
     let receiver = Receiver::start().await;
@@ -97,7 +97,7 @@ async fn six_hundred_slow_receivers_are_each_called_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn reports_before_the_answer_end_the_task() {
+async fn reports_before_the_on_start_answer_end_their_tasks() {
     let db = Database::new().await;
     let instance = Instance::start(&db.url, &[("WORKER_CLAIM_TIMEOUT_SECS", "1"), ("POOL_MAX_SIZE", "6")]);
     let receiver = Receiver::start().await;
@@ -126,7 +126,7 @@ async fn reports_before_the_answer_end_the_task() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_was_acknowledged_survives_a_kill() {
+async fn acknowledged_requests_survive_a_kill() {
     let db = Database::new().await;
     let first = Instance::start(&db.url, &[]);
     let tasks: Vec<Value> = (0..60).map(|_| json!({"name": "n", "kind": "k", "timeout": 3600})).collect();
@@ -196,7 +196,7 @@ async fn what_was_acknowledged_survives_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_claims_of_a_killed_instance_are_taken_over() {
+async fn another_instance_takes_over_the_claims_of_a_killed_one() {
     let db = Database::new().await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply::slow(Duration::from_secs(3600)));
@@ -225,7 +225,7 @@ async fn the_claims_of_a_killed_instance_are_taken_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn clients_that_hang_up_leave_nothing_half_done() {
+async fn clients_that_hang_up_leave_no_partial_change() {
     let db = Database::new().await;
     let instance = Instance::start(&db.url, &[("POOL_MAX_SIZE", "6")]);
     let mut tasks = vec![json!({"id": "p", "name": "p", "kind": "k"})];
@@ -275,7 +275,7 @@ async fn clients_that_hang_up_leave_nothing_half_done() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_shutdown_in_good_order() {
+async fn a_terminated_instance_gives_back_its_unstarted_claims() {
     let db = Database::new().await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply::slow(Duration::from_millis(300)));
@@ -293,7 +293,7 @@ async fn a_shutdown_in_good_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_stop_goes_on_when_its_client_hangs_up() {
+async fn stopping_a_batch_continues_after_its_client_hangs_up() {
     let db = Database::new().await;
     let instance = Instance::start(&db.url, &[("WORKER_LOOP_INTERVAL_MS", "3600000"), ("WEBHOOK_CONCURRENCY", "1")]);
     let tasks: Vec<Value> =
@@ -309,7 +309,7 @@ async fn a_stop_goes_on_when_its_client_hangs_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn clients_that_give_up_waiting_do_not_use_up_the_database() {
+async fn clients_that_give_up_waiting_do_not_exhaust_the_connections() {
     let db = Database::new().await;
     let instance = Instance::start(&db.url, &[("POOL_MAX_SIZE", "8")]);
     let ids = instance.api.create(&json!([{"name": "n", "kind": "k"}])).await;
@@ -353,7 +353,7 @@ async fn clients_that_give_up_waiting_do_not_use_up_the_database() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_the_server_breaks_off_may_be_tried_again() {
+async fn a_statement_canceled_by_the_server_is_answered_with_503() {
     let db = Database::new().await;
     let instance = Instance::start(&db.url, &[]);
     let ids = instance.api.create(&json!([{"name": "n", "kind": "k"}])).await;

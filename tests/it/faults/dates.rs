@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::support::{Client, Database, Instance, Load, Receiver, Reply, Stranger, eventually};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_sign_of_life_is_worth_a_whole_timeout_after_a_start_that_had_to_wait() {
+async fn a_heartbeat_after_a_delayed_start_grants_a_whole_timeout() {
     let db = Database::new().await;
     let instance = Instance::start(&db.url, &[("RUST_LOG", "error"), ("WORKER_LOOP_INTERVAL_MS", "100")]);
     let receiver = Receiver::start().await;
@@ -57,7 +57,7 @@ async fn a_sign_of_life_is_worth_a_whole_timeout_after_a_start_that_had_to_wait(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_date_is_before_the_one_it_follows() {
+async fn no_event_is_dated_before_the_one_it_follows() {
     let db = Database::new().await;
     db.watch_last_updated().await;
     let settings = [

@@ -93,7 +93,7 @@ impl CalledTwice {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_answer_of_a_call_before_the_present_claim_fails_nobody() {
+async fn a_failed_call_of_a_lost_claim_does_not_fail_the_task() {
     let called = CalledTwice::new(|url| Instance::start(url, &SETTINGS)).await;
     called.answers.send_modify(|answers| answers[0] = Some(Reply::status(500)));
     // When those that are refused after them have failed, whatever the first calls did is done.
@@ -111,7 +111,7 @@ async fn the_answer_of_a_call_before_the_present_claim_fails_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_answer_of_a_call_before_the_present_claim_does_not_start_anybody() {
+async fn a_successful_call_of_a_lost_claim_does_not_start_the_task() {
     let called = CalledTwice::new(|url| Instance::start(url, &SETTINGS)).await;
     // The second call is refused, and that counts.
     called.answers.send_modify(|answers| answers[1] = Some(Reply::status(500)));
@@ -129,7 +129,7 @@ async fn the_answer_of_a_call_before_the_present_claim_does_not_start_anybody() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_answers_about_one_task_are_written_together() {
+async fn answers_to_a_lost_and_a_current_claim_are_written_together() {
     let name = format!("two-answers-{}.log", std::process::id());
     let log = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let file = std::fs::File::create(&log).unwrap();

@@ -129,7 +129,7 @@ async fn answered(requests: Vec<JoinHandle<u16>>) -> Vec<u16> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn others_start_while_somebody_holds_a_claimed_task() {
+async fn tasks_start_while_another_claimed_task_is_locked() {
     let setup = Setup::new().await;
     let task = |path: &str| json!([{"name": "n", "kind": "k", "on_start": setup.receiver.action(path)}]);
     let mut held = setup.api().create(&task("/held/open")).await;
@@ -160,7 +160,7 @@ async fn others_start_while_somebody_holds_a_claimed_task() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn others_are_reported_while_somebody_holds_children_of_reported_tasks() {
+async fn reports_succeed_while_children_of_other_tasks_are_locked() {
     let setup = Setup::new().await;
     let mut parents = Vec::new();
     let mut children = Vec::new();
@@ -220,7 +220,7 @@ fn be_alive(setup: &Setup, id: &str, stop: &watch::Sender<bool>) -> JoinHandle<i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn signs_of_life_count_while_somebody_holds_the_counters_of_a_batch() {
+async fn heartbeats_count_while_the_counters_of_their_batch_are_locked() {
     let setup = Setup::new().await;
     let path = "/complete";
     // Its timeout passes several times.
@@ -266,7 +266,7 @@ async fn signs_of_life_count_while_somebody_holds_the_counters_of_a_batch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn tasks_start_and_end_while_somebody_holds_the_counters_of_their_batch() {
+async fn tasks_start_and_end_while_the_counters_of_their_batch_are_locked() {
     let setup = Setup::new().await;
     let path = "/complete";
     let (start, done) = (setup.receiver.action("/start"), setup.receiver.action("/done"));
@@ -298,7 +298,7 @@ async fn tasks_start_and_end_while_somebody_holds_the_counters_of_their_batch() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn loops_go_on_while_somebody_holds_a_child_of_an_overdue_task() {
+async fn loops_continue_while_a_child_of_an_overdue_task_is_locked() {
     let db = Database::new().await;
     // It dies, and its leases run out while the row is held.
     let mut settings = SETTINGS;
@@ -345,7 +345,7 @@ async fn loops_go_on_while_somebody_holds_a_child_of_an_overdue_task() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn due_retries_are_released_while_somebody_holds_one() {
+async fn due_retries_are_released_while_one_of_them_is_locked() {
     let setup = Setup::new().await;
     let retry = json!({"max_retries": 1, "strategy": "fixed_delay", "delay_secs": 2, "jitter_ms": 0});
     let ids = setup.running(json!(vec![json!({"name": "n", "kind": "k", "timeout": 3600, "retry": retry}); 6])).await;
@@ -362,7 +362,7 @@ async fn due_retries_are_released_while_somebody_holds_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn whatever_needs_no_claim_goes_on_while_somebody_holds_the_lock_of_claims() {
+async fn requests_succeed_while_the_claim_lock_is_held() {
     let setup = Setup::new().await;
     let task = json!({"name": "n", "kind": "k", "timeout": 3600, "on_success": [setup.receiver.action("/done")]});
     let ids = setup.running(json!(vec![task; 20])).await;
@@ -400,7 +400,7 @@ async fn whatever_needs_no_claim_goes_on_while_somebody_holds_the_lock_of_claims
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn others_go_through_while_somebody_holds_counts_by_status() {
+async fn tasks_succeed_while_a_status_count_is_locked() {
     let setup = Setup::new().await;
     let nothing = json!({});
     join_all((0..20).map(|_| setup.one_goes_through(&nothing))).await;
@@ -414,7 +414,7 @@ async fn others_go_through_while_somebody_holds_counts_by_status() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn others_go_through_while_somebody_holds_a_slot() {
+async fn tasks_succeed_while_a_slot_of_another_kind_is_locked() {
     let setup = Setup::new().await;
     let rule = |kind: &str| json!([{"type": "Concurency", "max_concurency": 2, "matcher": {"kind": kind}}]);
     let limited = json!([{"name": "n", "kind": "limited", "timeout": 3600, "rules": rule("limited")}]);
@@ -438,7 +438,7 @@ async fn others_go_through_while_somebody_holds_a_slot() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn others_go_through_while_somebody_holds_a_notification_that_is_being_sent() {
+async fn tasks_succeed_while_a_notification_in_flight_is_locked() {
     let setup = Setup::new().await;
     let task = json!([{"name": "n", "kind": "k", "on_success": [setup.receiver.action("/held/done")]}]);
     let ids = setup.running(task).await;
@@ -454,7 +454,7 @@ async fn others_go_through_while_somebody_holds_a_notification_that_is_being_sen
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn others_go_through_while_somebody_holds_a_default_policy() {
+async fn tasks_succeed_while_a_default_policy_is_locked() {
     let setup = Setup::new().await;
     let policy = json!({"max_retries": 2});
     let path = "/retry-policy/held";
@@ -468,7 +468,7 @@ async fn others_go_through_while_somebody_holds_a_default_policy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn others_go_through_while_somebody_holds_the_turn_of_a_key() {
+async fn tasks_succeed_while_the_turn_of_another_fair_key_is_locked() {
     let setup = Setup::new().await;
     let mine = json!([{"name": "n", "kind": "k", "fair_key": "held"}]);
     let mut ids = setup.running(mine.clone()).await;
@@ -482,7 +482,7 @@ async fn others_go_through_while_somebody_holds_the_turn_of_a_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn others_go_through_while_somebody_holds_statistics_of_retries() {
+async fn tasks_succeed_while_retry_statistics_are_locked() {
     let setup = Setup::new().await;
     let retry = json!({"max_retries": 1, "strategy": "immediate", "jitter_ms": 0});
     let task = json!({"name": "n", "kind": "held", "timeout": 3600, "retry": retry});
@@ -504,7 +504,7 @@ async fn others_go_through_while_somebody_holds_statistics_of_retries() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_who_want_a_held_task_leave_room_for_others() {
+async fn many_requests_for_a_locked_task_leave_connections_for_others() {
     let setup = Setup::new().await;
     let held = setup.running(json!([{"name": "n", "kind": "k", "timeout": 3600}])).await.remove(0);
     let stranger = setup.hold_tasks(&[&held]).await;

@@ -78,7 +78,7 @@ impl Holding {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn three_share_the_work_and_do_nothing_twice() {
+async fn three_instances_start_every_run_exactly_once() {
     let db = Database::new().await;
     let instances = three(&db.url, "30");
     let load = Load::on(&instances).await;
@@ -95,7 +95,7 @@ async fn three_share_the_work_and_do_nothing_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_is_killed() {
+async fn a_killed_instance_loses_no_acknowledged_task() {
     let db = Database::new().await;
     let mut instances = three(&db.url, "5");
     let load = Load::on(&instances).await;
@@ -140,7 +140,7 @@ async fn one_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_is_stopped_for_longer_than_its_leases() {
+async fn an_instance_stopped_past_its_leases_moves_no_lost_task() {
     let db = Database::new().await;
     let mut instances = three(&db.url, "5");
     let load = Load::on(&instances).await;
@@ -194,7 +194,7 @@ async fn one_is_stopped_for_longer_than_its_leases() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_is_stopped_in_the_middle_of_a_transaction() {
+async fn an_instance_stopped_inside_a_transaction_does_not_block_the_others() {
     let db = Database::new().await;
     let instances = three(&db.url, "3");
     let ids = instances[0].api.create(&json!([{"name": "n", "kind": "k"}])).await;
@@ -224,7 +224,7 @@ async fn one_is_stopped_in_the_middle_of_a_transaction() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn all_connections_are_cut_again_and_again() {
+async fn repeatedly_terminated_connections_lose_no_work() {
     let db = Database::new().await;
     let instances = three(&db.url, "5");
     let load = Load::on(&instances).await;
@@ -247,7 +247,7 @@ async fn all_connections_are_cut_again_and_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_database_goes_and_comes_back() {
+async fn a_database_restart_loses_no_work() {
     let mut server = Server::new("restarted");
     let url = server.start().await;
     let instances = three(&url, "3");
@@ -296,7 +296,7 @@ async fn the_database_goes_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_is_terminated() {
+async fn a_terminated_instance_hands_its_uncalled_claims_to_the_others() {
     let db = Database::new().await;
     // No lease ends here: what is not given back stays where it is.
     let mut instances = three(&db.url, "3600");

@@ -157,7 +157,7 @@ async fn insist(api: &Client, healed: Instant, request: &Request) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_idle_instance_is_itself_again_after_each_silence_of_the_network() {
+async fn an_idle_instance_recovers_from_repeated_network_silence() {
     let outages = Outages::new().await;
     for round in 0..4 {
         let requests = outages.requests(round).await;
@@ -173,7 +173,7 @@ async fn an_idle_instance_is_itself_again_after_each_silence_of_the_network() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_idle_instance_replaces_connections_that_were_forgotten() {
+async fn an_idle_instance_replaces_silent_connections() {
     let outages = Outages::new().await;
     for round in 0..6 {
         let requests = outages.requests(round).await;
@@ -187,7 +187,7 @@ async fn an_idle_instance_replaces_connections_that_were_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn requests_are_answered_whatever_statement_their_connection_falls_silent_at() {
+async fn requests_are_answered_when_any_of_their_statements_meets_silence() {
     let outages = Outages::new().await;
     for round in 0..5 {
         let requests = outages.requests(round).await;
@@ -208,7 +208,7 @@ async fn requests_are_answered_whatever_statement_their_connection_falls_silent_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn requests_during_an_outage_are_answered_and_hold_up_nobody_afterwards() {
+async fn requests_during_an_outage_are_answered_and_delay_no_later_request() {
     let outages = Outages::new().await;
     for (round, fault) in [Fault::Forget, Fault::Stall, Fault::Swallow, Fault::Cut].into_iter().enumerate() {
         let requests = outages.requests(round).await;

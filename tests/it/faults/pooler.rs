@@ -77,7 +77,7 @@ impl Drop for Pooler {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "needs PGBOUNCER"]
-async fn everything_works_in_transaction_mode() {
+async fn the_service_works_behind_pgbouncer_in_transaction_mode() {
     let mut server = Server::new("pooled");
     let url = server.start().await;
     let db = Database::at(&url);
@@ -118,7 +118,7 @@ async fn everything_works_in_transaction_mode() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "needs PGBOUNCER"]
-async fn one_that_mixes_statements_up_is_refused() {
+async fn a_pooler_that_mixes_up_prepared_statements_is_refused() {
     let db = Database::new().await;
     let pooler = Pooler::start(&db.url, 0).await;
     let settings = [("DATABASE_URL", pooler.url.as_str()), ("PORT", "0"), ("RUST_LOG", "warn")];

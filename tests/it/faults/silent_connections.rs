@@ -54,7 +54,7 @@ impl Silence {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn signs_of_life_go_on() {
+async fn heartbeats_survive_a_silent_connection() {
     let silence = Silence::new().await;
     let ids = silence.running(2).await;
     let path = format!("/task/{}", ids[0]);
@@ -62,7 +62,7 @@ async fn signs_of_life_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn changes_go_on() {
+async fn patches_survive_a_silent_connection() {
     let silence = Silence::new().await;
     let ids = silence.running(2).await;
     let path = format!("/task/{}", ids[0]);
@@ -71,7 +71,7 @@ async fn changes_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn tasks_are_created() {
+async fn creation_survives_a_silent_connection() {
     for trap in ["insert into task_spec", "from retry_policy order by kind"] {
         let silence = Silence::new().await;
         let create = async |api: &Client| {
@@ -85,7 +85,7 @@ async fn tasks_are_created() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn tasks_are_shown() {
+async fn reads_survive_a_silent_connection() {
     let silence = Silence::new().await;
     let ids = silence.running(1).await;
     let path = format!("/task/{}", ids[0]);
@@ -93,7 +93,7 @@ async fn tasks_are_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn answers_to_on_start_are_written() {
+async fn on_start_answers_and_deliveries_are_written_despite_silent_connections() {
     let silence = Silence::new().await;
     silence.proxy.trap("select u.* from unnest($1::uuid[], $2::int[], $3::text[]::task_status[])");
     let task = json!([{"name": "n", "kind": "k", "on_start": silence.receiver.action("/start"),
@@ -118,7 +118,7 @@ async fn answers_to_on_start_are_written() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_failover_without_a_word() {
+async fn the_service_recovers_when_all_connections_fall_silent() {
     let silence = Silence::new().await;
     let ids = silence.running(3).await;
     let api = &silence.instance.api;
@@ -146,7 +146,7 @@ async fn a_failover_without_a_word() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_waits_for_a_lock_too_long_leaves_nobody_waiting_in_the_server() {
+async fn a_request_that_times_out_on_a_lock_leaves_no_waiting_statement() {
     let silence = Silence::new().await;
     let ids = silence.running(1).await;
     let mut holder = silence.db.pool.begin().await.unwrap();
@@ -167,7 +167,7 @@ async fn who_waits_for_a_lock_too_long_leaves_nobody_waiting_in_the_server() {
 
 /// In the time of the test: nobody waits in turn for a database that is not there.
 #[tokio::test]
-async fn where_there_is_no_database_all_who_want_policies_know_it_at_once() {
+async fn without_a_database_all_readers_of_policies_fail_at_once() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let store = Store::new(&format!("postgres://u@{free}/d"), 4, Clock::Database, RetryLimits::default()).unwrap();
     tokio::time::pause();

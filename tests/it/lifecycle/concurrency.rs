@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::support::{Client, Database, Fixture, Instance, eventually};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_parents_in_the_same_instant_release_their_child() {
+async fn two_parents_that_end_at_once_release_their_child() {
     let f = Fixture::with(&["--webhook-concurrency", "1000"]).await;
     let tasks: Vec<Value> = (0..100)
         .flat_map(|i| {
@@ -37,7 +37,7 @@ async fn two_parents_in_the_same_instant_release_their_child() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_parent_that_will_be_retried_never_moves_a_child() {
+async fn a_parent_that_will_be_retried_moves_no_child() {
     let f = Fixture::with(&["--webhook-concurrency", "1000"]).await;
     let retry = json!({"max_retries": 2, "jitter_ms": 0});
     let tasks: Vec<Value> = (0..60)
@@ -78,12 +78,12 @@ async fn a_parent_that_will_be_retried_never_moves_a_child() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn everybody_at_everything_and_the_books_balance() {
+async fn concurrent_requests_of_every_kind_keep_the_counters_right() {
     everybody_at_everything("0").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn everybody_at_everything_with_dead_ends() {
+async fn concurrent_requests_with_dead_end_cancel_keep_the_counters_right() {
     everybody_at_everything("1").await;
 }
 
@@ -149,7 +149,7 @@ async fn everybody_at_everything(dead_end_cancel: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_wake_up_reaches_the_other_instance() {
+async fn a_wake_up_reaches_another_instance() {
     let db = Database::new().await;
     // Neither would look by itself for an hour.
     let lazy = [("WORKER_LOOP_INTERVAL_MS", "3600000"), ("RETRY_LOOP_INTERVAL_MS", "3600000")];
@@ -174,7 +174,7 @@ async fn a_wake_up_reaches_the_other_instance() {
 }
 
 #[tokio::test]
-async fn a_begin_that_is_broken_off_leaves_no_transaction_open() {
+async fn an_aborted_begin_leaves_no_transaction_open() {
     let db = Database::new().await;
     let store = reprise::store::Store::new(&db.url, 1, Clock::Database, RetryLimits::default()).unwrap();
     let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'";
@@ -196,7 +196,7 @@ async fn a_begin_that_is_broken_off_leaves_no_transaction_open() {
 
 /// The client whose request does the work of all that wait with it hangs up: the others are answered all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_client_that_hangs_up_takes_nobody_with_it() {
+async fn a_client_that_hangs_up_fails_no_other_request_of_its_group_commit() {
     let f = Fixture::new().await;
     let tasks: Vec<Value> = (0..200).map(|_| json!({"name": "n", "kind": "k", "timeout": 3600})).collect();
     let ids = f.api.create(&json!(tasks)).await;

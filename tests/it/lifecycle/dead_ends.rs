@@ -44,7 +44,7 @@ fn fan_in() -> Value {
 }
 
 #[tokio::test]
-async fn off_unless_the_setting_or_the_batch_says_so() {
+async fn dead_ends_are_canceled_only_if_the_setting_or_the_batch_says_so() {
     for (setting, said, canceled) in [
         (None, None, false),
         (None, Some(false), false),
@@ -73,7 +73,7 @@ async fn off_unless_the_setting_or_the_batch_says_so() {
 }
 
 #[tokio::test]
-async fn whatever_is_alive_above_is_canceled() {
+async fn a_dead_end_is_canceled_in_every_alive_status() {
     let f = Fixture::with(&ON).await;
     let retry = json!({"max_retries": 3, "jitter_ms": 0});
     for state in ["Pending", "Running", "RetryPending", "Paused", "Waiting"] {
@@ -116,7 +116,7 @@ async fn whatever_is_alive_above_is_canceled() {
 }
 
 #[tokio::test]
-async fn a_success_is_no_trigger_and_another_child_keeps_its_parent() {
+async fn a_success_cancels_no_parent_and_an_alive_child_keeps_it() {
     let f = Fixture::with(&ON).await;
     // Both children can end while their parent is alive: it is retried by hand after they began.
     let ids = f.api.create(&json!([task("p", &[]), task("c", &[("p", false)]), task("d", &[("p", false)])])).await;
@@ -132,7 +132,7 @@ async fn a_success_is_no_trigger_and_another_child_keeps_its_parent() {
 }
 
 #[tokio::test]
-async fn a_child_that_waits_for_its_retry_keeps_its_parent() {
+async fn a_child_that_waits_for_its_retry_keeps_its_parent_alive() {
     let f = Fixture::with(&ON).await;
     let retry = json!({"max_retries": 1, "initial_delay_secs": 10, "jitter_ms": 0});
     let tasks = json!([
@@ -160,7 +160,7 @@ async fn a_child_that_waits_for_its_retry_keeps_its_parent() {
 }
 
 #[tokio::test]
-async fn down_and_then_up() {
+async fn a_failure_cascades_down_before_dead_ends_are_canceled_upward() {
     let f = Fixture::with(&ON).await;
     let ids = f
         .api
@@ -188,7 +188,7 @@ async fn down_and_then_up() {
 }
 
 #[tokio::test]
-async fn a_barrier_falls_and_its_parents_stay() {
+async fn a_dead_end_barrier_is_canceled_and_its_parents_stay() {
     let f = Fixture::with(&ON).await;
     let tasks = json!([
         task("top", &[]),
@@ -211,7 +211,7 @@ async fn a_barrier_falls_and_its_parents_stay() {
 }
 
 #[tokio::test]
-async fn a_running_ancestor_is_told() {
+async fn a_running_dead_end_gets_its_cancel_call() {
     let mut f = Fixture::with(&ON).await;
     let receiver = Receiver::start().await;
     let (cancel_action, done) = (receiver.action("/cancel"), receiver.action("/done"));
@@ -233,7 +233,7 @@ async fn a_running_ancestor_is_told() {
 }
 
 #[tokio::test]
-async fn loops_bring_it_about_as_well() {
+async fn timeouts_and_failed_starts_cancel_dead_ends() {
     let mut f = Fixture::with(&ON).await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply::status(500));
@@ -270,7 +270,7 @@ async fn loops_bring_it_about_as_well() {
 }
 
 #[tokio::test]
-async fn a_stop_counts_what_it_cancels_as_ever() {
+async fn a_stopped_batch_counts_no_dead_ends() {
     let f = Fixture::with(&ON).await;
     let tasks: Vec<Value> = (0..4500usize)
         .map(|i| {
@@ -289,7 +289,7 @@ async fn a_stop_counts_what_it_cancels_as_ever() {
 }
 
 #[tokio::test]
-async fn thousands_of_ancestors_fall_as_one() {
+async fn thousands_of_dead_ends_are_canceled_by_one_request() {
     for shape in ["chain", "ladder", "fan-in"] {
         let f = Fixture::with(&ON).await;
         let count = 2000usize;
@@ -318,7 +318,7 @@ async fn thousands_of_ancestors_fall_as_one() {
 }
 
 #[tokio::test]
-async fn one_of_many_children_costs_no_look_at_all_of_them() {
+async fn canceling_one_of_many_children_reads_few_of_the_others() {
     let f = Fixture::with(&ON).await;
     let mut tasks = vec![task("root", &[])];
     tasks.extend((0..5000).map(|i| task(&i.to_string(), &[("root", true)])));
@@ -332,7 +332,7 @@ async fn one_of_many_children_costs_no_look_at_all_of_them() {
 }
 
 #[tokio::test]
-async fn a_dead_end_can_be_retried_by_hand() {
+async fn a_dead_end_can_be_retried_manually() {
     let f = Fixture::with(&ON).await;
     let ids = f.api.create(&fan_in()).await;
     f.claim().await;
@@ -353,7 +353,7 @@ async fn a_dead_end_can_be_retried_by_hand() {
 }
 
 #[tokio::test]
-async fn both_batches_must_want_it_where_a_link_crosses_them() {
+async fn a_link_between_batches_needs_dead_end_cancel_in_both() {
     for (earlier, later) in [(true, true), (true, false), (false, true)] {
         for stop in [false, true] {
             let f = Fixture::new().await;
@@ -400,7 +400,7 @@ async fn deadlocks(db: &Database) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_two_last_children_one_notices() {
+async fn two_last_children_that_end_at_once_cancel_their_parent() {
     let (f, g) = two().await;
     for round in 0..60 {
         let tasks = json!([
@@ -424,7 +424,7 @@ async fn of_two_last_children_one_notices() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn parents_of_one_child_that_end_together_do_not_block_each_other() {
+async fn parents_that_end_at_once_do_not_deadlock() {
     let (f, g) = two().await;
     for round in 0..8usize {
         let mut tasks: Vec<Value> = (0..12).map(|i| task(&i.to_string(), &[])).collect();
@@ -459,7 +459,7 @@ async fn parents_of_one_child_that_end_together_do_not_block_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn parents_that_fail_together_take_the_others_with_them() {
+async fn parents_that_fail_at_once_cancel_the_others_in_one_transaction() {
     let (f, g) = two().await;
     for round in 0..8usize {
         let mut tasks: Vec<Value> = (0..16).map(|i| task(&i.to_string(), &[])).collect();

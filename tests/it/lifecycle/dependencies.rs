@@ -32,7 +32,7 @@ async fn a_child_waits_for_all_its_parents() {
 }
 
 #[tokio::test]
-async fn failure_falls_through_required_links_only() {
+async fn a_failure_cascades_over_required_links_only() {
     let f = Fixture::new().await;
     let ids = f
         .api
@@ -54,7 +54,7 @@ async fn failure_falls_through_required_links_only() {
 }
 
 #[tokio::test]
-async fn cancel_cascades_and_tells_nobody_on_failure_of_itself() {
+async fn a_canceled_task_fails_its_children_and_sends_no_on_failure() {
     let f = Fixture::new().await;
     let hook = json!([{"kind": "Webhook", "params": {"url": "http://127.0.0.1:9/", "verb": "Post"}}]);
     let mut tasks = json!([task("a", &[]), task("b", &[("a", true)]), task("c", &[("a", false)])]);
@@ -73,7 +73,7 @@ async fn cancel_cascades_and_tells_nobody_on_failure_of_itself() {
 }
 
 #[tokio::test]
-async fn a_paused_child_counts_down_and_stays_paused() {
+async fn a_paused_child_counts_ended_parents_and_stays_paused() {
     let f = Fixture::new().await;
     let ids = f.api.create(&json!([task("a", &[]), task("b", &[("a", true)]), task("c", &[("a", true)])])).await;
     for id in &ids[1..] {
@@ -90,7 +90,7 @@ async fn a_paused_child_counts_down_and_stays_paused() {
 }
 
 #[tokio::test]
-async fn a_paused_child_falls_with_its_parent() {
+async fn a_paused_child_fails_with_its_parent() {
     let f = Fixture::new().await;
     let ids = f.api.create(&json!([task("a", &[]), task("b", &[("a", true)])])).await;
     f.api.patch(&format!("/task/pause/{}", ids[1]), &json!({})).await;
@@ -100,7 +100,7 @@ async fn a_paused_child_falls_with_its_parent() {
 }
 
 #[tokio::test]
-async fn ten_thousand_tasks_fall_as_one() {
+async fn a_failure_cascades_through_ten_thousand_tasks() {
     for shape in ["chain", "layers", "fan-out"] {
         let f = Fixture::new().await;
         let tasks: Vec<Value> = (0..10_000usize)
@@ -126,7 +126,7 @@ async fn ten_thousand_tasks_fall_as_one() {
 }
 
 #[tokio::test]
-async fn a_wide_fan_in_is_released_by_its_last_parent() {
+async fn the_last_of_3000_parents_releases_their_child() {
     let f = Fixture::with(&["--webhook-concurrency", "10000"]).await;
     let mut tasks: Vec<Value> = (0..3000).map(|i| json!({"id": i.to_string(), "name": "n", "kind": "k"})).collect();
     let needs: Vec<Value> = (0..3000).map(|i| json!({"id": i.to_string()})).collect();
@@ -140,7 +140,7 @@ async fn a_wide_fan_in_is_released_by_its_last_parent() {
 }
 
 #[tokio::test]
-async fn the_graph_of_a_batch() {
+async fn the_graph_of_a_batch_shows_its_tasks_and_links() {
     let f = Fixture::new().await;
     let answer = f.api.post("/task", &json!([task("a", &[]), task("b", &[("a", false)])])).await;
     let batch = answer.headers["x-batch-id"].to_str().unwrap().to_owned();

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::{Fixture, Receiver, Reply, text};
 
 #[tokio::test]
-async fn every_execution_is_recorded() {
+async fn every_execution_is_recorded_as_an_attempt() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply::status(502));
@@ -58,7 +58,7 @@ async fn every_execution_is_recorded() {
 }
 
 #[tokio::test]
-async fn every_move_is_on_the_trail() {
+async fn every_transition_is_recorded_as_an_event() {
     let f = Fixture::new().await;
     let retry = json!({"max_retries": 1, "initial_delay_secs": 4, "jitter_ms": 0});
     let ids = f
@@ -131,7 +131,7 @@ async fn every_move_is_on_the_trail() {
 }
 
 #[tokio::test]
-async fn many_moves_of_a_kind_share_rows() {
+async fn transitions_of_a_kind_share_event_rows() {
     let f = Fixture::with(&["--webhook-concurrency", "1000"]).await;
     let tasks: Vec<Value> = (0..1000).map(|i| json!({"name": format!("n{i}"), "kind": "k"})).collect();
     let ids = f.api.create(&json!(tasks)).await;

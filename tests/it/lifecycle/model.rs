@@ -484,7 +484,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// Which seldom comes up by chance.
 #[test]
-fn a_task_waits_for_an_optional_parent_that_comes_back_with_it() {
+fn a_retried_task_waits_for_its_retried_optional_parent() {
     let node =
         |parents: &[(usize, bool)]| Node { parents: parents.to_vec(), max_retries: 0, limit: None, barrier: false };
     let nodes = [node(&[]), node(&[(0, true)]), node(&[(1, false)])];
@@ -493,7 +493,7 @@ fn a_task_waits_for_an_optional_parent_that_comes_back_with_it() {
 }
 
 #[test]
-fn the_service_does_what_the_model_says() {
+fn the_service_agrees_with_the_model() {
     let runtime = runtime();
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(40);
     let config = Config { cases, failure_persistence: None, ..Config::default() };

@@ -12,7 +12,7 @@ fn task(receiver: &Receiver) -> Value {
 }
 
 #[tokio::test]
-async fn it_is_sent_what_the_contract_says() {
+async fn an_on_start_call_carries_its_handle_key_and_headers() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let action = json!({"kind": "Webhook", "params": {
@@ -40,7 +40,7 @@ async fn it_is_sent_what_the_contract_says() {
 }
 
 #[tokio::test]
-async fn a_report_before_the_answer_wins() {
+async fn a_report_before_the_on_start_answer_wins() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let api = Client::new(f.api.base());
@@ -62,7 +62,7 @@ async fn a_report_before_the_answer_wins() {
 }
 
 #[tokio::test]
-async fn its_answer_may_hold_the_cancel_action() {
+async fn the_on_start_answer_may_carry_the_cancel_action() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let action = receiver.action("/cancel");
@@ -78,7 +78,7 @@ async fn its_answer_may_hold_the_cancel_action() {
 }
 
 #[tokio::test]
-async fn a_task_canceled_while_it_is_started_still_gets_its_cancel_call() {
+async fn a_task_canceled_during_its_start_gets_its_cancel_call() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let (api, action) = (Client::new(f.api.base()), receiver.action("/cancel"));
@@ -100,7 +100,7 @@ async fn a_task_canceled_while_it_is_started_still_gets_its_cancel_call() {
 }
 
 #[tokio::test]
-async fn answers_that_are_no_success_fail_the_run() {
+async fn unsuccessful_on_start_answers_fail_the_run() {
     let mut f = Fixture::with(&["--webhook-timeout-ms", "200"]).await;
     let receiver = Receiver::start().await;
     let cases = [
@@ -134,7 +134,7 @@ async fn answers_that_are_no_success_fail_the_run() {
 }
 
 #[tokio::test]
-async fn a_lost_claim_is_taken_over_with_the_same_key() {
+async fn a_lost_claim_is_called_again_with_the_same_key() {
     let db = Database::new().await;
     let url = db.url.clone();
     let mut dead = Fixture::on(db, &[]).await;
@@ -163,7 +163,7 @@ async fn a_lost_claim_is_taken_over_with_the_same_key() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_claim_was_lost_may_still_report() {
+async fn a_worker_may_report_after_its_claim_was_lost() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&task(&receiver)).await;
@@ -230,7 +230,7 @@ async fn leases_are_renewed_while_calls_wait_or_run() {
 }
 
 #[tokio::test]
-async fn what_is_canceled_while_it_waits_is_not_called() {
+async fn a_task_canceled_while_its_call_waits_is_not_called() {
     let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
     let receiver = Receiver::start().await;
     let open = gate(&receiver);
@@ -250,7 +250,7 @@ async fn what_is_canceled_while_it_waits_is_not_called() {
 }
 
 #[tokio::test]
-async fn what_ends_before_its_claim_is_handed_on_is_not_called() {
+async fn a_task_that_ends_while_it_is_claimed_is_not_called() {
     let f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ended = f.api.create(&task(&receiver)).await;
@@ -282,7 +282,7 @@ async fn what_ends_before_its_claim_is_handed_on_is_not_called() {
 }
 
 #[tokio::test]
-async fn calls_are_made_in_the_order_of_the_queue() {
+async fn on_start_calls_are_made_in_queue_order() {
     let mut f = Fixture::with(&["--webhook-concurrency", "4"]).await;
     let receiver = Receiver::start().await;
     let open = gate(&receiver);
@@ -310,7 +310,7 @@ async fn calls_are_made_in_the_order_of_the_queue() {
 }
 
 #[tokio::test]
-async fn what_was_not_started_is_given_back_at_the_end() {
+async fn claims_without_a_call_are_given_back_at_shutdown() {
     let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
     let receiver = Receiver::start().await;
     let open = gate(&receiver);
@@ -326,7 +326,7 @@ async fn what_was_not_started_is_given_back_at_the_end() {
 }
 
 #[tokio::test]
-async fn a_start_does_not_wait_for_a_task_that_somebody_has_locked() {
+async fn the_on_start_answer_of_a_locked_task_is_written_later() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&task(&receiver)).await;
@@ -343,7 +343,7 @@ async fn a_start_does_not_wait_for_a_task_that_somebody_has_locked() {
 }
 
 #[tokio::test]
-async fn the_answers_of_two_runs_are_told_apart() {
+async fn on_start_answers_of_two_runs_are_kept_apart() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let open = Arc::new(Semaphore::new(0));

@@ -31,7 +31,7 @@ async fn a_task_without_on_start_runs_once_claimed() {
 }
 
 #[tokio::test]
-async fn signs_of_life_move_the_timeout_and_add_up() {
+async fn heartbeats_extend_the_timeout_and_add_to_the_counters() {
     let f = Fixture::new().await;
     let ids = f.api.create(&tasks(1)).await;
     let path = format!("/task/{}", ids[0]);
@@ -57,7 +57,7 @@ async fn signs_of_life_move_the_timeout_and_add_up() {
 }
 
 #[tokio::test]
-async fn a_patch_changes_what_it_names() {
+async fn a_patch_changes_only_the_fields_it_names() {
     let f = Fixture::new().await;
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "metadata": {"a": 1, "b": 2}}])).await;
     let path = format!("/task/{}", ids[0]);
@@ -82,7 +82,7 @@ async fn a_patch_changes_what_it_names() {
 }
 
 #[tokio::test]
-async fn priority_then_age() {
+async fn tasks_start_by_priority_then_age() {
     let f = Fixture::with(&["--webhook-concurrency", "1"]).await;
     let ids = f.api.create(&json!([
         {"name": "low", "kind": "k", "priority": -5}, {"name": "first", "kind": "k"}, {"name": "second", "kind": "k"},
@@ -97,7 +97,7 @@ async fn priority_then_age() {
 }
 
 #[tokio::test]
-async fn pause_and_resume() {
+async fn a_paused_task_is_not_claimed_until_it_is_resumed() {
     let f = Fixture::new().await;
     let ids = f.api.create(&tasks(2)).await;
     let pause = |id: &str| format!("/task/pause/{id}");
@@ -116,7 +116,7 @@ async fn pause_and_resume() {
 }
 
 #[tokio::test]
-async fn a_pause_keeps_the_date_of_a_retry() {
+async fn a_paused_task_keeps_its_retry_date() {
     let f = Fixture::new().await;
     let retry = json!({"max_retries": 3, "initial_delay_secs": 60, "jitter_ms": 0});
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "retry": retry}])).await;
@@ -135,7 +135,7 @@ async fn a_pause_keeps_the_date_of_a_retry() {
 }
 
 #[tokio::test]
-async fn stop_cancels_everything_alive_and_nothing_falls() {
+async fn stopping_a_batch_cancels_every_alive_task() {
     let f = Fixture::with(&["--webhook-concurrency", "1"]).await;
     let retry = json!({"max_retries": 3});
     let answer = f.api.post("/task", &json!([
@@ -170,7 +170,7 @@ async fn stop_cancels_everything_alive_and_nothing_falls() {
 }
 
 #[tokio::test]
-async fn a_batch_larger_than_a_chunk_is_stopped_whole() {
+async fn stopping_a_batch_larger_than_a_chunk_cancels_every_task() {
     let f = Fixture::new().await;
     let tasks: Vec<Value> = (0..5000)
         .map(|i: usize| {
@@ -186,7 +186,7 @@ async fn a_batch_larger_than_a_chunk_is_stopped_whole() {
 }
 
 #[tokio::test]
-async fn run_at_holds_a_task_back() {
+async fn a_task_does_not_start_before_its_run_at() {
     let f = Fixture::new().await;
     let ids = f
         .api
@@ -211,7 +211,7 @@ async fn run_at_holds_a_task_back() {
 }
 
 #[tokio::test]
-async fn the_single_statements_go_ways_that_the_state_machine_allows() {
+async fn transitions_without_a_decision_follow_the_state_machine() {
     use reprise::domain::retry::RetryLimits;
     use reprise::domain::task::lifecycle::{Event, Jitter, Moment, decide};
     use reprise::domain::task::status::Status;
@@ -288,7 +288,7 @@ async fn the_single_statements_go_ways_that_the_state_machine_allows() {
 
 /// What a change is answered with was not read again; it must be what is stored all the same.
 #[tokio::test]
-async fn a_change_is_answered_with_what_is_stored() {
+async fn a_patch_is_answered_with_the_stored_task() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply { body: receiver.action("/cancel"), ..Reply::ok() });
@@ -331,7 +331,7 @@ async fn a_change_is_answered_with_what_is_stored() {
 /// A claim is not durable when its worker is called. If the database crashes in that moment the claim is lost, and the
 /// worker's report is the only trace of it.
 #[tokio::test]
-async fn a_worker_whose_claim_was_lost_in_a_crash_can_report() {
+async fn a_worker_can_report_after_a_crash_lost_its_claim() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": receiver.action("/start")}])).await;

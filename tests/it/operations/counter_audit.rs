@@ -30,7 +30,7 @@ async fn busy() -> (Fixture, Vec<String>) {
 }
 
 #[tokio::test]
-async fn all_is_well() {
+async fn the_doctor_finds_nothing_wrong_with_a_busy_service() {
     let (f, _) = busy().await;
     let (ok, said) = doctor(&f, &[]);
     assert!(ok, "{said}");
@@ -38,7 +38,7 @@ async fn all_is_well() {
 }
 
 #[tokio::test]
-async fn every_difference_is_found_and_repaired() {
+async fn the_doctor_finds_and_repairs_every_wrong_counter() {
     for (book, damage) in [
         ("slots", "update slot set used = used + 1, load = 0"),
         ("blocked groups", "update parking set state = 0"),
@@ -70,7 +70,7 @@ async fn every_difference_is_found_and_repaired() {
 }
 
 #[tokio::test]
-async fn a_child_that_was_forgotten_moves_on() {
+async fn the_doctor_fails_a_waiting_child_whose_parent_failed() {
     let (f, ids) = busy().await;
     // Its parent ended, and nobody told it.
     f.db.execute("update task set flags = 0").await;
@@ -86,7 +86,7 @@ async fn a_child_that_was_forgotten_moves_on() {
 
 /// The doctor has hours, and whatever it asked the server for ends with it.
 #[tokio::test]
-async fn looking_has_a_limit_of_its_own() {
+async fn the_audit_has_its_own_time_limit() {
     let f = Fixture::new().await;
     let mut holder = f.db.pool.begin().await.unwrap();
     sqlx::raw_sql("lock table task in access exclusive mode").execute(&mut *holder).await.unwrap();
@@ -98,7 +98,7 @@ async fn looking_has_a_limit_of_its_own() {
 }
 
 #[tokio::test]
-async fn it_needs_the_tables() {
+async fn the_doctor_refuses_a_database_without_migrations() {
     let f = Fixture::new().await;
     f.db.execute("drop table _sqlx_migrations").await;
     let (ok, said) = doctor(&f, &[]);

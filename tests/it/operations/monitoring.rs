@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::{Fixture, Receiver, Reply};
 
 #[tokio::test]
-async fn health_and_readiness() {
+async fn readiness_fails_without_a_database_and_health_does_not() {
     let f = Fixture::new().await;
     assert_eq!(f.api.get("/health").await.status, 200);
     assert_eq!(f.api.get("/ready").await.status, 200);
@@ -19,7 +19,7 @@ async fn health_and_readiness() {
 }
 
 #[tokio::test]
-async fn metrics_tell_what_happened() {
+async fn metrics_count_transitions_retries_and_calls() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply::status(500));
@@ -58,7 +58,7 @@ async fn metrics_tell_what_happened() {
 }
 
 #[test]
-fn the_manual_has_every_metric() {
+fn the_operating_guide_lists_every_metric() {
     let (described, manual) = (include_str!("../../../src/telemetry/mod.rs"), include_str!("../../../docs/operating.md"));
     let names = described.split('"').filter(|word| word.starts_with("reprise_") || word.starts_with("task_"));
     let names: Vec<&str> = names.collect();
@@ -69,7 +69,7 @@ fn the_manual_has_every_metric() {
 }
 
 #[tokio::test]
-async fn the_description_is_served_and_current() {
+async fn the_openapi_document_is_served_and_current() {
     let committed = include_str!("../../../openapi/openapi.json");
     assert!(
         committed == reprise::http::document(),
@@ -84,7 +84,7 @@ async fn the_description_is_served_and_current() {
 }
 
 #[tokio::test]
-async fn requests_have_ids() {
+async fn responses_carry_a_request_id() {
     let f = Fixture::new().await;
     assert!(f.api.get("/health").await.headers.contains_key("x-request-id"));
     let own =

@@ -44,7 +44,7 @@ fn refusal(output: &Output) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_of_its_own_survives_every_end() {
+async fn the_private_postgres_survives_every_kind_of_kill() {
     let dir = Dir::new("own");
     let first = Instance::spawn(command(&dir.settings()));
     let ids = first
@@ -76,7 +76,7 @@ async fn a_postgres_of_its_own_survives_every_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_comes_second_uses_the_postgres_that_is_there() {
+async fn a_second_instance_joins_the_running_private_postgres() {
     let dir = Dir::new("shared");
     let first = Instance::spawn(command(&dir.settings()));
     let ids = first.api.create(&json!([{"name": "a", "kind": "k", "timeout": 3600}])).await;
@@ -123,7 +123,7 @@ fn greeting(dir: &Dir) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_that_start_at_once_share_a_new_postgres() {
+async fn two_instances_started_at_once_share_a_new_postgres() {
     let dir = Dir::new("at-once");
     let path = dir.0.clone();
     let start = move || {
@@ -137,7 +137,7 @@ async fn two_that_start_at_once_share_a_new_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_on_this_machine_need_no_setting() {
+async fn local_workers_are_allowed_with_a_private_postgres() {
     let dir = Dir::new("local");
     let receiver = Receiver::start().await;
     let instance = Instance::spawn(command(&dir.settings()));
@@ -162,7 +162,7 @@ fn kill_postgres(dir: &Dir) -> i32 {
 }
 
 #[test]
-fn a_bad_environment_is_one_clear_line() {
+fn bad_settings_are_refused_with_one_line() {
     let cases: [(&[(&str, &str)], &str); 5] = [
         (&[("PORT", "http")], "reprise: PORT=http: must be a whole number from 0 to 65535"),
         (&[("LOG_FORMAT", "xml")], "reprise: LOG_FORMAT=xml: must be text or json"),
@@ -182,7 +182,7 @@ fn a_bad_environment_is_one_clear_line() {
 }
 
 #[test]
-fn the_port_that_is_taken_is_named() {
+fn a_taken_port_is_named_in_the_error() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let dir = Dir::new("taken");
@@ -192,7 +192,7 @@ fn the_port_that_is_taken_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn migrations_apart_and_ten_at_once() {
+async fn ten_instances_started_at_once_migrate_the_database_together() {
     let db = Database::new().await;
     let name = db.url.rsplit('/').next().unwrap().split('?').next().unwrap().to_owned();
     db.pool.close().await;
@@ -217,7 +217,7 @@ async fn migrations_apart_and_ten_at_once() {
 }
 
 #[test]
-fn help_and_description_need_nothing() {
+fn help_and_openapi_need_no_database() {
     let help = run(&[], &["--help"]);
     assert!(help.status.success());
     let text = String::from_utf8_lossy(&help.stdout);
@@ -237,7 +237,7 @@ fn help_and_description_need_nothing() {
 }
 
 #[test]
-fn who_reads_no_further_is_no_error() {
+fn a_closed_standard_output_is_not_an_error() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let output = command(&[]).arg("openapi").stdout(writer).output().unwrap();

@@ -34,7 +34,7 @@ async fn run(f: &Fixture, words: &[&str], values: &[&str]) {
 }
 
 #[tokio::test]
-async fn every_statement_of_the_version_before_can_be_prepared() {
+async fn every_statement_of_the_previous_version_can_be_prepared() {
     let f = Fixture::new().await;
     assert!(statements().len() > 100);
     let mut failed = Vec::new();
@@ -103,7 +103,7 @@ async fn listed(f: &Fixture, query: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_task_of_the_version_before_is_executed_and_repaired() {
+async fn a_task_of_the_previous_version_is_repaired_and_executed() {
     let f = Fixture::new().await;
     let (_, task) = created_by_the_version_before(&f).await;
     f.db.assert_counters_match().await;
@@ -120,7 +120,7 @@ async fn a_task_of_the_version_before_is_executed_and_repaired() {
 
 /// As a version leaves them that does not know these columns.
 #[tokio::test]
-async fn derived_columns_are_found_and_repaired() {
+async fn missing_derived_columns_are_found_and_repaired() {
     let f = Fixture::new().await;
     let other = f.api.create(&json!([{"name": "n", "kind": "other", "timeout": 300}])).await;
     let (_, old) = created_by_the_version_before(&f).await;

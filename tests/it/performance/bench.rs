@@ -10,7 +10,7 @@ use crate::support::instance::command;
 use crate::support::{Database, Instance, eventually};
 
 #[test]
-fn everything_is_measured_and_nothing_is_left_behind() {
+fn the_benchmark_measures_each_workload_and_removes_its_data_directory() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{}", std::process::id()));
     let output = command(&[("REPRISE_DATA_DIR", dir.to_str().unwrap()), ("RUST_LOG", "warn")])
         .args([
@@ -59,7 +59,7 @@ fn everything_is_measured_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn what_there_is_to_measure_can_be_asked_for() {
+fn the_benchmark_lists_its_workloads() {
     let list = command(&[]).args(["bench", "--list"]).output().unwrap();
     let text = String::from_utf8_lossy(&list.stdout);
     assert!(list.status.success() && text.contains("create-1 ") && text.contains("e2e-50k "), "{text}");
@@ -69,7 +69,7 @@ fn what_there_is_to_measure_can_be_asked_for() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
+fn the_benchmark_refuses_an_unwritable_json_file_before_it_measures() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-json-{}", std::process::id()));
     let output = command(&[("REPRISE_DATA_DIR", dir.to_str().unwrap())])
         .args(["bench", "create-1", "--json", "no/such/place.json"])
@@ -88,7 +88,7 @@ fn bench(instance: &Instance, args: &[&str]) -> Command {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_that_cannot_call_back_is_not_waited_for() {
+async fn the_benchmark_does_not_wait_for_a_service_that_cannot_call_back() {
     let db = Database::new().await;
     let instance = Instance::start(&db.url, &[("WEBHOOK_ALLOW", "")]);
     let output = bench(&instance, &["latency", "http", "--scale", "0.02"]).output().unwrap();
@@ -99,7 +99,7 @@ async fn a_service_that_cannot_call_back_is_not_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_interrupted_leaves_nothing_alive_and_tells_what_was_measured() {
+async fn an_interrupted_benchmark_cancels_its_tasks_and_prints_its_results() {
     let db = Database::new().await;
     let instance = Instance::start(&db.url, &[]);
     let other = instance.api.create(&json!([{"name": "other", "kind": "bench", "timeout": 3600}])).await;

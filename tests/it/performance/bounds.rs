@@ -13,7 +13,7 @@ fn large(receiver: &Receiver, list: &str) -> Value {
 }
 
 #[tokio::test]
-async fn large_tasks_are_claimed_a_few_at_a_time() {
+async fn a_claim_takes_at_most_8_mib_of_tasks() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     for _ in 0..2 {
@@ -36,7 +36,7 @@ async fn large_tasks_are_claimed_a_few_at_a_time() {
 }
 
 #[tokio::test]
-async fn large_notifications_are_leased_a_few_at_a_time() {
+async fn a_lease_takes_at_most_8_mib_of_notifications() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&json!(vec![large(&receiver, "on_success"); 50])).await;
@@ -51,7 +51,7 @@ async fn large_notifications_are_leased_a_few_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_report_of_a_large_task_is_answered_with_all_of_it() {
+async fn a_report_of_a_large_task_is_answered_with_its_details() {
     let f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&json!(vec![large(&receiver, "on_success"); 3])).await;
@@ -65,7 +65,7 @@ async fn a_report_of_a_large_task_is_answered_with_all_of_it() {
 }
 
 #[tokio::test]
-async fn a_page_of_large_batches_is_cut_short_and_goes_on() {
+async fn a_page_of_large_batches_ends_early_with_a_cursor() {
     let f = Fixture::new().await;
     let mut created = Vec::new();
     for _ in 0..3 {
@@ -98,7 +98,7 @@ fn limited(fields: usize) -> Value {
 }
 
 #[tokio::test]
-async fn a_request_brings_a_thousand_new_matchers_at_most() {
+async fn a_request_adds_at_most_1000_new_matchers() {
     let f = Fixture::new().await;
     let tasks = |from: usize, to: usize| -> Value {
         (from..to)
@@ -118,7 +118,7 @@ async fn a_request_brings_a_thousand_new_matchers_at_most() {
 }
 
 #[tokio::test]
-async fn matchers_that_nothing_alive_carries_are_forgotten_and_found_again() {
+async fn unused_matchers_are_retired_and_counted_again_when_they_return() {
     let f = Fixture::new().await;
     let (forget, active) = ("select count(*) from matcher", "select count(*) from matcher where retired_at is null");
     let ids = f.api.create(&json!([limited(3), limited(3)])).await;
@@ -156,7 +156,7 @@ async fn matchers_that_nothing_alive_carries_are_forgotten_and_found_again() {
 
 /// The request knew the matcher, and it was retired before the task was stored.
 #[tokio::test]
-async fn a_task_whose_matcher_is_not_known_does_not_start_past_its_rule() {
+async fn a_task_with_a_retired_matcher_obeys_its_rule() {
     let f = Fixture::new().await;
     let ids = f.api.create(&json!([limited(1), limited(1)])).await;
     f.db.execute("update matcher set retired_at = now(); update matcher_version set version = version + 1").await;
@@ -169,7 +169,7 @@ async fn a_task_whose_matcher_is_not_known_does_not_start_past_its_rule() {
 
 /// Tasks that an instance from before the flag has created, after their matcher was forgotten.
 #[tokio::test]
-async fn a_task_that_is_not_known_to_carry_rules_does_not_start_past_them() {
+async fn a_task_without_the_rules_flag_obeys_its_rules() {
     let f = Fixture::new().await;
     let ids = f.api.create(&json!([limited(1), limited(1), {"name": "n", "kind": "other"}])).await;
     f.db.execute(
@@ -188,7 +188,7 @@ async fn a_task_that_is_not_known_to_carry_rules_does_not_start_past_them() {
 }
 
 #[tokio::test]
-async fn time_in_which_no_instance_worked_counts_against_no_timeout() {
+async fn downtime_of_all_instances_does_not_count_towards_timeouts() {
     let f = Fixture::new().await;
     let beat = async || {
         let beat = |session: Session| async move { outages::record_alive(&session).await };
@@ -232,7 +232,7 @@ async fn time_in_which_no_instance_worked_counts_against_no_timeout() {
 }
 
 #[tokio::test]
-async fn a_cancel_action_that_is_not_valid_is_told_in_the_events() {
+async fn an_invalid_cancel_action_is_recorded_in_the_events() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     // With a character that PostgreSQL does not store.

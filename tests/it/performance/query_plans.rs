@@ -50,7 +50,7 @@ async fn plan(db: &Database, query: &str) -> String {
 }
 
 #[tokio::test]
-async fn every_pick_uses_its_index() {
+async fn each_loop_statement_walks_its_own_index() {
     let db = large().await;
     let picks = [
         (
@@ -102,7 +102,7 @@ async fn every_pick_uses_its_index() {
 }
 
 #[tokio::test]
-async fn the_statements_themselves_touch_few_pages() {
+async fn loop_statements_read_no_table_whole() {
     let db = large().await;
     let store = db.store(Clock::Database);
     // What the statements really do, counted by the server: rows read without an index.
@@ -131,7 +131,7 @@ async fn the_statements_themselves_touch_few_pages() {
 /// A service that starts on an empty database makes its plans when reading a table whole is the quickest way, and keeps
 /// them for as long as nothing is analyzed, which may be a minute after the first million tasks.
 #[tokio::test]
-async fn plans_made_while_everything_is_empty_are_good_for_more() {
+async fn plans_made_on_empty_tables_stay_good_as_the_tables_grow() {
     let db = Database::new().await;
     // One connection, so that all statements have been prepared on it.
     let limits = reprise::domain::retry::RetryLimits::default();
@@ -209,7 +209,7 @@ async fn every_tick(store: &reprise::store::Store, id: Uuid) {
 /// A page of a list costs what is on it, however deep it is and however rare what it asks for. Asked more often than
 /// the server plans for single values.
 #[tokio::test]
-async fn a_page_of_a_list_reads_little_more_than_itself() {
+async fn a_list_page_reads_little_more_than_its_rows() {
     let db = Database::new().await;
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     let load = sqlx::raw_sql(
@@ -276,7 +276,7 @@ async fn a_page_of_a_list_reads_little_more_than_itself() {
 }
 
 #[tokio::test]
-async fn a_look_for_what_is_there_already_uses_the_indexes() {
+async fn the_search_for_existing_tasks_uses_indexes() {
     let db = large().await;
     let fill = "update task_spec s set metadata = jsonb_build_object('order', n, 'tenant', n % 10)
                 from (select id, row_number() over () as n from task_spec) x where x.id = s.id";
@@ -309,7 +309,7 @@ async fn a_look_for_what_is_there_already_uses_the_indexes() {
 }
 
 #[tokio::test]
-async fn the_cascade_looks_up_links_one_by_one_even_without_statistics() {
+async fn cascades_look_up_links_by_index_even_without_statistics() {
     let db = Database::new().await;
     db.execute(
         "insert into link select gen_random_uuid(), gen_random_uuid(), true from generate_series(1, 20000);
@@ -368,7 +368,7 @@ async fn the_cascade_looks_up_links_one_by_one_even_without_statistics() {
 
 /// A plan that counts on many rows is compiled first, for longer than it then takes.
 #[tokio::test]
-async fn lists_are_not_compiled() {
+async fn list_queries_run_without_jit() {
     let db = Database::new().await;
     db.execute(
         "create function not_compiled() returns boolean language plpgsql as $$

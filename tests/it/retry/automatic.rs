@@ -18,7 +18,7 @@ fn parent_and_child(retry: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn the_timeline_of_the_contract() {
+async fn a_task_is_retried_on_the_schedule_of_its_policy() {
     let f = Fixture::new().await;
     let ids = f.api.create(&parent_and_child(&policy(&json!({})))).await;
     let (parent, child) = (&ids[0], &ids[1]);
@@ -70,7 +70,7 @@ async fn the_timeline_of_the_contract() {
 }
 
 #[tokio::test]
-async fn retries_are_used_up() {
+async fn a_task_fails_once_its_retries_are_used_up() {
     let f = Fixture::new().await;
     let ids = f.api.create(&parent_and_child(&policy(&json!({"max_retries": 1})))).await;
     f.claim().await;
@@ -90,7 +90,7 @@ async fn retries_are_used_up() {
 }
 
 #[tokio::test]
-async fn retry_on_limits_what_is_retried() {
+async fn retry_on_limits_which_failures_are_retried() {
     let f = Fixture::new().await;
     let only_timeout = policy(&json!({"retry_on": ["timeout"]}));
     let ids = f
@@ -139,7 +139,7 @@ async fn a_failed_on_start_is_retried_with_a_new_key() {
 }
 
 #[tokio::test]
-async fn a_stale_run_is_refused_and_a_repetition_is_not() {
+async fn a_report_for_a_stale_run_is_refused_unless_it_is_a_repetition() {
     let f = Fixture::new().await;
     let ids = f.api.create(&parent_and_child(&policy(&json!({})))).await;
     let path = format!("/task/{}", ids[0]);
@@ -174,7 +174,7 @@ async fn a_stale_run_is_refused_and_a_repetition_is_not() {
 }
 
 #[tokio::test]
-async fn a_timed_out_run_is_no_report_to_repeat() {
+async fn a_report_for_a_timed_out_run_is_refused() {
     let f = Fixture::new().await;
     let ids = f.api.create(&parent_and_child(&policy(&json!({})))).await;
     f.claim().await;
@@ -185,7 +185,7 @@ async fn a_timed_out_run_is_no_report_to_repeat() {
 }
 
 #[tokio::test]
-async fn a_retried_task_goes_back_to_its_old_place() {
+async fn a_retried_task_keeps_its_place_in_the_queue() {
     let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
     let receiver = Receiver::start().await;
     let task = |name: &str| {
@@ -222,7 +222,7 @@ async fn jitter_is_recorded_and_stays_in_its_bounds() {
 }
 
 #[tokio::test]
-async fn tasks_that_fail_together_do_not_come_back_together() {
+async fn tasks_that_time_out_together_are_retried_at_different_times() {
     let f = Fixture::new().await;
     let retry = policy(&json!({"jitter_ms": 3000}));
     let tasks: Vec<Value> = (0..60).map(|_| json!({"name": "n", "kind": "k", "timeout": 5, "retry": retry})).collect();

@@ -29,7 +29,7 @@ fn expected(list: &[(&str, i64)]) -> Vec<(String, i64)> {
 }
 
 #[tokio::test]
-async fn a_failed_task_starts_anew_and_its_fallen_children_wait_again() {
+async fn a_manual_retry_restarts_the_task_and_revives_its_failed_children() {
     let f = Fixture::new().await;
     let mut tasks = vec![
         task("a", &[]),
@@ -94,7 +94,7 @@ async fn a_failed_task_starts_anew_and_its_fallen_children_wait_again() {
 }
 
 #[tokio::test]
-async fn without_cascade_only_the_named_task_comes_back() {
+async fn a_manual_retry_without_cascade_revives_only_the_named_task() {
     let f = Fixture::new().await;
     let ids = f.api.create(&json!([task("a", &[]), task("b", &[("a", true)])])).await;
     f.claim().await;
@@ -118,7 +118,7 @@ async fn without_cascade_only_the_named_task_comes_back() {
 }
 
 #[tokio::test]
-async fn who_may_be_retried() {
+async fn a_manual_retry_depends_on_the_status_of_the_task() {
     let f = Fixture::with(&["--stuck-after-secs", "100"]).await;
     let mut waits = task("waits", &[]);
     waits["retry"] = json!({"max_retries": 3, "initial_delay_secs": 50, "jitter_ms": 0});
@@ -156,7 +156,7 @@ async fn who_may_be_retried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_people_press_retry_at_once() {
+async fn concurrent_manual_retries_start_one_run() {
     let f = Fixture::new().await;
     let ids = f.api.create(&json!((0..20).map(|i| task(&i.to_string(), &[])).collect::<Vec<_>>())).await;
     f.claim().await;
@@ -176,7 +176,7 @@ async fn two_people_press_retry_at_once() {
 }
 
 #[tokio::test]
-async fn a_batch_is_retried_and_completes_again() {
+async fn a_retried_batch_completes_again() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let body = json!({"on_batch_complete": [receiver.action("/done")],
@@ -215,7 +215,7 @@ async fn a_batch_is_retried_and_completes_again() {
 }
 
 #[tokio::test]
-async fn who_waits_for_others_too_is_not_released_early() {
+async fn a_child_waits_again_for_a_manually_retried_parent() {
     let f = Fixture::new().await;
     let ids = f
         .api
@@ -241,7 +241,7 @@ async fn who_waits_for_others_too_is_not_released_early() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn batch_retries_at_once_share_the_work() {
+async fn concurrent_batch_retries_retry_each_task_once() {
     let f = Fixture::with(&["--webhook-concurrency", "100"]).await;
     let answer = f.api.post("/task", &json!((0..50).map(|i| task(&i.to_string(), &[])).collect::<Vec<_>>())).await;
     let batch = answer.headers["x-batch-id"].to_str().unwrap().to_owned();

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::{Database, Fixture};
 
 #[tokio::test]
-async fn a_kind_has_a_default_that_a_task_can_do_without() {
+async fn a_default_policy_applies_unless_the_task_overrides_it() {
     let f = Fixture::new().await;
     let put =
         f.api.put("/retry-policy/mail", &json!({"max_retries": 2, "strategy": "fixed_delay", "delay_secs": 9})).await;
@@ -55,7 +55,7 @@ async fn a_kind_has_a_default_that_a_task_can_do_without() {
 }
 
 #[tokio::test]
-async fn a_default_reaches_the_other_instances() {
+async fn a_default_policy_reaches_the_other_instances() {
     let db = Database::new().await;
     let other =
         Fixture::on(Database { url: db.url.clone(), pool: sqlx::PgPool::connect_lazy(&db.url).unwrap() }, &[]).await;
@@ -71,7 +71,7 @@ async fn a_default_reaches_the_other_instances() {
 }
 
 #[tokio::test]
-async fn statistics_by_attempt_kind_and_type() {
+async fn retry_statistics_are_grouped_by_attempt_kind_and_failure_type() {
     let f = Fixture::new().await;
     let retry = json!({"max_retries": 1, "initial_delay_secs": 1, "jitter_ms": 0});
     let ids = f

@@ -42,7 +42,7 @@ async fn final_answers_fail_at_once_and_count_no_attempt() {
 }
 
 #[tokio::test]
-async fn the_status_lists_override_that() {
+async fn status_lists_override_the_default_retry_decision() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let lists = policy(&json!({"retry_on_status": ["4xx"], "no_retry_on_status": ["404", "5xx"]}));
@@ -61,7 +61,7 @@ async fn the_status_lists_override_that() {
 }
 
 #[tokio::test]
-async fn retry_after_is_respected_and_counts_no_attempt() {
+async fn retry_after_defers_the_task_and_counts_no_attempt() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let with = |status: u16, value: &str| Reply::status(status).header("retry-after", value);
@@ -103,7 +103,7 @@ fn task_status(shown: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_worker_may_ask_to_come_back_later() {
+async fn a_worker_may_defer_its_task() {
     let f = Fixture::with(&["--retry-max-deferrals", "2"]).await;
     let ids = f
         .api
@@ -140,7 +140,7 @@ async fn a_worker_may_ask_to_come_back_later() {
 }
 
 #[tokio::test]
-async fn retrying_expires() {
+async fn retries_end_when_the_policy_expires() {
     let f = Fixture::new().await;
     let retry = policy(&json!({"expires_after_secs": 25}));
     let ids = f
@@ -171,7 +171,7 @@ async fn retrying_expires() {
 }
 
 #[tokio::test]
-async fn on_retry_is_told_of_each_retry_and_deferral() {
+async fn on_retry_is_called_for_each_retry_and_deferral() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f
@@ -210,7 +210,7 @@ async fn on_retry_is_told_of_each_retry_and_deferral() {
 }
 
 #[tokio::test]
-async fn the_strategies_wait_as_they_say() {
+async fn each_strategy_waits_its_documented_delays() {
     let f = Fixture::new().await;
     let none = json!({"jitter_ms": 0});
     let with = |extra: Value| {

@@ -27,7 +27,7 @@ fn alone(mut task: Value) -> Value {
 }
 
 #[tokio::test]
-async fn keys_take_turns() {
+async fn fair_keys_take_turns() {
     let f = Fixture::new().await;
     f.api.create(&json!({"fair_key": "a", "tasks": vec![alone(json!({"name": "a", "kind": "k"})); 6]})).await;
     assert_eq!(order(&f, 2).await, ["a", "a"]);
@@ -42,7 +42,7 @@ async fn keys_take_turns() {
 }
 
 #[tokio::test]
-async fn a_key_that_was_idle_has_saved_up_nothing() {
+async fn an_idle_fair_key_saves_up_no_turns() {
     let f = Fixture::new().await;
     f.api.create(&json!(vec![alone(task("a", Some("a"))); 8])).await;
     order(&f, 8).await;
@@ -55,7 +55,7 @@ async fn a_key_that_was_idle_has_saved_up_nothing() {
 }
 
 #[tokio::test]
-async fn tasks_without_a_key_are_one_more_key() {
+async fn tasks_without_a_fair_key_take_turns_as_one_key() {
     let f = Fixture::new().await;
     f.api.create(&json!([alone(task("b", Some("b")))])).await;
     order(&f, 1).await;
@@ -82,7 +82,7 @@ async fn priority_comes_before_turns() {
 }
 
 #[tokio::test]
-async fn a_retried_task_finds_its_old_place() {
+async fn a_retried_task_keeps_its_turn() {
     let f = Fixture::new().await;
     let mut first = alone(task("first", Some("a")));
     first["retry"] = json!({"max_retries": 1, "strategy": "immediate", "jitter_ms": 0});
@@ -95,7 +95,7 @@ async fn a_retried_task_finds_its_old_place() {
 }
 
 #[tokio::test]
-async fn without_keys_nothing_is_kept() {
+async fn without_fair_keys_no_turns_are_stored() {
     let f = Fixture::new().await;
     f.api.create(&json!(vec![task("n", None); 5])).await;
     f.claim().await;

@@ -29,7 +29,7 @@ async fn statuses(f: &Fixture, ids: &[String]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn at_most_so_many_execute_and_the_rest_follow_in_order() {
+async fn a_rule_limits_what_executes_and_the_rest_follow_in_order() {
     let f = Fixture::new().await;
     let ids = f.api.create(&many(5, &limited(2, "a"))).await;
     let others = f.api.create(&many(2, &limited(2, "b"))).await;
@@ -54,7 +54,7 @@ async fn at_most_so_many_execute_and_the_rest_follow_in_order() {
 }
 
 #[tokio::test]
-async fn higher_priority_is_unparked_first() {
+async fn a_blocked_task_of_higher_priority_starts_first() {
     let f = Fixture::new().await;
     let mut tasks = vec![limited(1, "a"); 4];
     tasks[3]["priority"] = json!(5);
@@ -72,7 +72,7 @@ async fn higher_priority_is_unparked_first() {
 }
 
 #[tokio::test]
-async fn every_exit_frees_the_slot() {
+async fn every_end_of_an_execution_frees_its_slot() {
     let f = Fixture::new().await;
     let mut retried = limited(1, "a");
     retried["retry"] = json!({"max_retries": 1, "jitter_ms": 0, "initial_delay_secs": 5});
@@ -113,7 +113,7 @@ async fn claim_ten(session: Session) -> store::Result<Vec<transitions::Claimed>>
 }
 
 #[tokio::test]
-async fn claims_that_end_before_the_start_free_the_slot() {
+async fn claims_that_end_before_the_start_free_their_slot() {
     let f = Fixture::new().await;
     // Nobody answers here: the tasks stay Claimed.
     let mut task = limited(1, "a");
@@ -141,7 +141,7 @@ async fn claims_that_end_before_the_start_free_the_slot() {
 }
 
 #[tokio::test]
-async fn tasks_without_the_rule_count_and_other_kinds_can_be_looked_at() {
+async fn a_rule_counts_tasks_without_the_rule_and_of_other_kinds() {
     let f = Fixture::new().await;
     // Running before anybody counted them.
     let early = f.api.create(&json!([{"name": "n", "kind": "import"}, {"name": "n", "kind": "import"}])).await;
@@ -166,7 +166,7 @@ async fn tasks_without_the_rule_count_and_other_kinds_can_be_looked_at() {
 }
 
 #[tokio::test]
-async fn a_blocked_task_hides_nobody() {
+async fn blocked_tasks_do_not_delay_unblocked_ones() {
     let f = Fixture::new().await;
     let mut urgent = limited(1, "a");
     urgent["priority"] = json!(100);
@@ -182,7 +182,7 @@ async fn a_blocked_task_hides_nobody() {
 }
 
 #[tokio::test]
-async fn all_rules_have_to_pass() {
+async fn a_task_starts_only_if_all_its_rules_pass() {
     let f = Fixture::new().await;
     let task = |tenant: &str| {
         json!({"name": "n", "kind": "k", "metadata": {"tenant": tenant}, "rules": [
@@ -202,7 +202,7 @@ async fn all_rules_have_to_pass() {
 }
 
 #[tokio::test]
-async fn progress_frees_capacity() {
+async fn heartbeats_free_capacity() {
     let f = Fixture::new().await;
     let task = |n: i32| {
         json!({"name": "n", "kind": "k", "expected_count": n, "rules": [
@@ -227,7 +227,7 @@ async fn progress_frees_capacity() {
 }
 
 #[tokio::test]
-async fn new_rules_are_looked_at_at_once() {
+async fn changed_rules_apply_at_once() {
     let f = Fixture::new().await;
     let answer = f.api.post("/task", &many(6, &limited(1, "a"))).await;
     let batch = answer.headers["x-batch-id"].to_str().unwrap().to_owned();
@@ -257,7 +257,7 @@ async fn new_rules_are_looked_at_at_once() {
 }
 
 #[tokio::test]
-async fn a_parked_task_follows_its_metadata() {
+async fn a_blocked_task_follows_its_changed_metadata() {
     let f = Fixture::new().await;
     let ids = f.api.create(&many(2, &limited(1, "a"))).await;
     f.claim().await;
@@ -272,7 +272,7 @@ async fn a_parked_task_follows_its_metadata() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_judged_is_refused() {
+async fn a_rule_that_cannot_be_evaluated_is_refused() {
     let f = Fixture::new().await;
     let mut without = limited(1, "a");
     without["metadata"] = json!({});
@@ -285,7 +285,7 @@ async fn what_cannot_be_judged_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn it_holds_at_every_instant_across_instances() {
+async fn limits_hold_at_every_instant_across_instances() {
     let f = Fixture::new().await;
     let others = [Fixture::on(f.db.clone(), &[]).await, Fixture::on(f.db.clone(), &[]).await];
     let fixtures = [&f, &others[0], &others[1]];
@@ -350,7 +350,7 @@ async fn it_holds_at_every_instant_across_instances() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_rule_that_is_new_counts_what_is_being_claimed() {
+async fn a_new_rule_counts_tasks_that_are_being_claimed() {
     for _ in 0..10 {
         let f = Fixture::with(&["--webhook-concurrency", "1000"]).await;
         let plain: Vec<Value> =
@@ -378,7 +378,7 @@ async fn a_rule_that_is_new_counts_what_is_being_claimed() {
 }
 
 #[tokio::test]
-async fn what_nobody_occupies_or_waits_for_is_forgotten() {
+async fn unused_slots_and_blocked_groups_are_deleted() {
     let f = Fixture::new().await;
     let ids = f.api.create(&json!([limited(1, "a"), limited(1, "a"), limited(1, "b")])).await;
     f.claim().await;

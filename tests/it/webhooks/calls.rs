@@ -28,7 +28,7 @@ fn verify(call: &Received) {
 }
 
 #[tokio::test]
-async fn bodies_are_sent_as_they_were_given() {
+async fn webhook_bodies_keep_their_numbers_and_field_order() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let text = r#"{"z":1.50,"a":[123456789012345678901234567890, 1e5],"reprise":"mine","é":"\u00e9"}"#;
@@ -55,7 +55,7 @@ async fn bodies_are_sent_as_they_were_given() {
 }
 
 #[tokio::test]
-async fn get_has_no_body_and_the_others_have_one_when_signed() {
+async fn get_calls_have_no_body_and_other_signed_calls_always_have_one() {
     for secret in [None, Some(SECRET)] {
         let args: Vec<&str> = secret.iter().flat_map(|secret| ["--webhook-signing-secrets", *secret]).collect();
         let mut f = Fixture::with(&args).await;
@@ -99,7 +99,7 @@ async fn get_has_no_body_and_the_others_have_one_when_signed() {
 }
 
 #[tokio::test]
-async fn the_body_of_a_batch_notification_stays_text_too() {
+async fn a_batch_notification_carries_its_body_and_the_batch() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let complete = action(&receiver, "/batch", "put", Some(json!([1, {"b": 2, "a": 1}])));
@@ -130,7 +130,7 @@ async fn logged(tasks: &Value, until: &str) -> (Vec<String>, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_receiver_says_stays_one_line() {
+async fn control_characters_of_an_answer_never_reach_the_log() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let evil = "no\r\n2026-01-01T00:00:00Z  INFO all is well\u{1b}[2J\u{9b}31m\0\u{7}";
@@ -148,7 +148,7 @@ async fn what_a_receiver_says_stays_one_line() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancel_action_that_is_not_valid_is_warned_about() {
+async fn an_invalid_cancel_action_is_logged_as_a_warning() {
     let receiver = Receiver::start().await;
     let body = json!({"kind": "Webhook", "params": {"url": "ftp://w/", "verb": "POST", "note": 1}});
     receiver.answer(Reply { body, ..Reply::ok() });

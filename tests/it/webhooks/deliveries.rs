@@ -12,7 +12,7 @@ fn hooks(receiver: &Receiver) -> Value {
 }
 
 #[tokio::test]
-async fn success_is_told_with_the_state_of_the_task() {
+async fn a_success_notification_carries_the_state_of_the_task() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&hooks(&receiver)).await;
@@ -44,7 +44,7 @@ async fn success_is_told_with_the_state_of_the_task() {
 }
 
 #[tokio::test]
-async fn failure_is_told_only_when_it_is_final() {
+async fn a_failure_notification_is_sent_only_for_the_final_failure() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&hooks(&receiver)).await;
@@ -63,7 +63,7 @@ async fn failure_is_told_only_when_it_is_final() {
 }
 
 #[tokio::test]
-async fn an_undelivered_one_is_tried_again_and_given_up() {
+async fn a_failed_delivery_is_retried_until_its_attempts_are_used_up() {
     let mut f = Fixture::with(&["--webhook-max-attempts", "3", "--webhook-retry-base-ms", "1000"]).await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply::status(500));
@@ -101,7 +101,7 @@ async fn an_undelivered_one_is_tried_again_and_given_up() {
 }
 
 #[tokio::test]
-async fn a_lease_that_was_lost_is_sent_again() {
+async fn a_notification_with_an_expired_lease_is_sent_again() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_success": [receiver.action("/ok")]}])).await;
@@ -121,7 +121,7 @@ async fn a_lease_that_was_lost_is_sent_again() {
 }
 
 #[tokio::test]
-async fn a_batch_tells_when_nothing_in_it_is_alive() {
+async fn a_batch_sends_its_notification_once_no_task_is_alive() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let body = json!({"scope": "s", "metadata": {"m": 1}, "on_batch_complete": [receiver.action("/done")],

@@ -54,7 +54,7 @@ async fn no_spelling_of_a_private_address_is_called() {
 }
 
 #[tokio::test]
-async fn names_and_ranges_open_what_they_name() {
+async fn webhook_allow_permits_the_names_and_ranges_it_lists() {
     let receiver = Receiver::start().await;
     let by_name = receiver.url.replace("127.0.0.1", "localhost");
     let mapped = receiver.url.replace("127.0.0.1", "[::ffff:127.0.0.1]");
@@ -75,7 +75,7 @@ async fn names_and_ranges_open_what_they_name() {
 }
 
 #[tokio::test]
-async fn notifications_are_guarded_and_kept() {
+async fn a_notification_to_a_forbidden_address_is_kept_unsent() {
     let mut f = Fixture::with(&["--webhook-allow", ""]).await;
     let receiver = Receiver::start().await;
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_success": [receiver.action("/ok")]}])).await;
@@ -89,7 +89,7 @@ async fn notifications_are_guarded_and_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_a_database_url_loopback_must_be_allowed() {
+async fn loopback_is_forbidden_by_default_with_a_database_url() {
     let db = Database::new().await;
     let receiver = Receiver::start().await;
     let task = json!([{"name": "n", "kind": "k", "on_start": receiver.action("/start")}]);
@@ -109,7 +109,7 @@ async fn with_a_database_url_loopback_must_be_allowed() {
 }
 
 #[test]
-fn bad_settings_are_one_line_without_secrets() {
+fn bad_webhook_settings_are_refused_with_one_line_without_secrets() {
     let cases = [
         (("WEBHOOK_ALLOW", "*.example"), "reprise: WEBHOOK_ALLOW=*.example: must be host names, .suffixes"),
         (
@@ -128,7 +128,7 @@ fn bad_settings_are_one_line_without_secrets() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_an_answer_and_not_a_way() {
+async fn a_redirect_is_not_followed() {
     let mut f = Fixture::new().await;
     let (receiver, elsewhere) = (Receiver::start().await, Receiver::start().await);
     for status in [301, 302, 303, 307, 308] {
@@ -169,7 +169,7 @@ async fn endless(
 }
 
 #[tokio::test]
-async fn an_answer_is_read_up_to_a_size_and_a_time() {
+async fn an_answer_is_read_up_to_a_size_and_a_time_limit() {
     let mut f = Fixture::with(&["--webhook-timeout-ms", "1500"]).await;
     let started = Instant::now();
     let (url, written) = endless("HTTP/1.1 200 OK\r\n\r\n", b"x", 65_536, Duration::from_millis(1)).await;
@@ -189,7 +189,7 @@ async fn an_answer_is_read_up_to_a_size_and_a_time() {
 }
 
 #[tokio::test]
-async fn nothing_can_be_smuggled_into_a_request() {
+async fn headers_and_urls_cannot_inject_into_a_request() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let params = |headers: Value| {
@@ -228,7 +228,7 @@ async fn nothing_can_be_smuggled_into_a_request() {
 }
 
 #[tokio::test]
-async fn a_receiver_at_its_limit_leaves_places_for_others() {
+async fn a_receiver_at_its_limit_does_not_delay_other_receivers() {
     let mut f = Fixture::with(&["--webhook-concurrency", "4", "--webhook-concurrency-per-host", "2"]).await;
     let (slow, quick) = (Receiver::start().await, Receiver::start().await);
     let gate = Arc::new(Semaphore::new(0));
@@ -276,7 +276,7 @@ async fn a_receiver_at_its_limit_leaves_places_for_others() {
 }
 
 #[tokio::test]
-async fn a_notification_that_waits_in_vain_is_put_back_uncounted() {
+async fn a_notification_that_gets_no_host_permit_is_put_back_uncounted() {
     let mut f = Fixture::with(&["--webhook-concurrency-per-host", "1"]).await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply::slow(Duration::from_secs(1)));
@@ -324,7 +324,7 @@ async fn calls_are_signed_with_every_secret() {
 }
 
 #[tokio::test]
-async fn without_a_secret_nothing_claims_to_be_signed() {
+async fn without_a_secret_calls_carry_no_signature() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     start(&mut f, &receiver.url).await;
