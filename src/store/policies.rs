@@ -47,7 +47,7 @@ pub async fn list(store: &Store) -> Result<Vec<KindPolicy>> {
 }
 
 async fn read(tx: &mut Tx) -> Result<Vec<KindPolicy>> {
-    let rows = sqlx::query!("select kind, policy, updated_at from retry_policy order by kind")
+    let rows = sqlx::query!("/* read policies */ select kind, policy, updated_at from retry_policy order by kind")
         .fetch_all(tx.conn().await?)
         .await?;
     rows.into_iter()

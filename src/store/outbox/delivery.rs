@@ -99,7 +99,7 @@ pub async fn mark(session: &Session, results: &[Sent]) -> Result<HashSet<i64>> {
     let mut tx = session.begin(Actor::Loop("delivery")).await?;
     let now = tx.store.clock().param();
     let busy = sqlx::query_scalar!(
-        r#"with held as materialized (
+        r#"/* mark deliveries */ with held as materialized (
              select id from outbox where id = any($1) order by id for update skip locked
          ), marked as (
          update outbox o set status = u.status, last_status = u.last_status, last_error = u.last_error,

@@ -244,7 +244,7 @@ async fn insert_some(tx: &mut Tx, all: &[(&New<'_>, Uuid, &Planned<'_>)], create
         flags.0
     };
     sqlx::query!(
-        "with u as materialized (
+        "/* create tasks */ with u as materialized (
              select * from unnest($1::uuid[], $3::uuid[], $4::text[]::task_status[], $5::smallint[], $6::smallint[],
                                   $7::int[], $8::int[], $9::int[], $10::timestamptz[], $11::text[], $12::text[],
                                   $13::jsonb[], $14::text[], $15::text[], $16::boolean[], $17::text[], $18::bigint[],

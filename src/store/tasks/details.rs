@@ -98,7 +98,8 @@ pub async fn small_tasks_in(tx: &mut Tx, ids: &[Uuid]) -> Result<HashMap<Uuid, T
 }
 
 async fn read(tx: &mut Tx, ids: &[Uuid], most: i32) -> Result<HashMap<Uuid, TaskDetails>> {
-    let rows = whole_tasks!("", None::<DateTime<Utc>>, ids, most).fetch_all(tx.conn().await?).await?;
+    let rows =
+        whole_tasks!(" /* read task details */", None::<DateTime<Utc>>, ids, most).fetch_all(tx.conn().await?).await?;
     let rows = rows.into_iter().filter(|row| row.fits);
     rows.map(|row| row.into_parts().map(|(_, view)| (view.basic.id, view))).collect()
 }
@@ -106,8 +107,9 @@ async fn read(tx: &mut Tx, ids: &[Uuid], most: i32) -> Result<HashMap<Uuid, Task
 /// Those of the tasks that nobody else holds, locked without waiting for the others, and how the small ones are shown.
 pub async fn lock_unlocked(tx: &mut Tx, ids: &[Uuid]) -> Result<(LockedTasks, HashMap<Uuid, TaskDetails>)> {
     let now = tx.store.clock().param();
-    let rows =
-        whole_tasks!(" order by t.id for update of t skip locked", now, ids, SMALL).fetch_all(tx.conn().await?).await?;
+    let rows = whole_tasks!(" order by t.id for update of t skip locked /* lock task details */", now, ids, SMALL)
+        .fetch_all(tx.conn().await?)
+        .await?;
     let moment = moment(tx, rows.iter().map(|row| row.now.max(row.last_updated)).max());
     let (mut tasks, mut views) = (Vec::with_capacity(rows.len()), HashMap::with_capacity(rows.len()));
     for row in rows {

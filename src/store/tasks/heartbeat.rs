@@ -84,7 +84,7 @@ pub async fn add_without_slots(tx: &mut Tx, heartbeats: &[Heartbeat]) -> Result<
     }
     let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
-        r#"with held as materialized (
+        r#"/* heartbeats */ with held as materialized (
                select u.id, u.success, u.failures
                from unnest($1::uuid[], $2::int[], $3::bigint[], $4::bigint[]) u(id, run, success, failures)
                cross join lateral (

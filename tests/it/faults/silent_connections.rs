@@ -1,5 +1,7 @@
-//! Connections to the database that fall silent without being closed: its server lost power, a firewall forgot them. Nobody
-//! may wait for them for ever, least of all those who are behind somebody else in a lane.
+//! Connections to the database that fall silent without being closed: its server lost power, or a firewall forgot them.
+//! No request waits for them forever, least of all one behind another request in a lane.
+//!
+//! The statements at which a connection falls silent carry their names as SQL comments.
 
 use std::time::Duration;
 
@@ -58,7 +60,7 @@ async fn heartbeats_survive_a_silent_connection() {
     let silence = Silence::new().await;
     let ids = silence.running(2).await;
     let path = format!("/task/{}", ids[0]);
-    silence.two_requests("sums as materialized", async |api| api.put(&path, &json!({})).await.status.as_u16()).await;
+    silence.two_requests("/* heartbeats */", async |api| api.put(&path, &json!({})).await.status.as_u16()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -67,12 +69,12 @@ async fn patches_survive_a_silent_connection() {
     let ids = silence.running(2).await;
     let path = format!("/task/{}", ids[0]);
     let change = async |api: &Client| api.patch(&path, &json!({"new_success": 1})).await.status.as_u16();
-    silence.two_requests("for update of t skip locked", change).await;
+    silence.two_requests("/* lock task details */", change).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn creation_survives_a_silent_connection() {
-    for trap in ["insert into task_spec", "from retry_policy order by kind"] {
+    for trap in ["/* create tasks */", "/* read policies */"] {
         let silence = Silence::new().await;
         let create = async |api: &Client| {
             api.post("/task", &json!([{"name": "n", "kind": "k", "run_at": "2999-01-01T00:00:00Z"}]))
@@ -89,13 +91,13 @@ async fn reads_survive_a_silent_connection() {
     let silence = Silence::new().await;
     let ids = silence.running(1).await;
     let path = format!("/task/{}", ids[0]);
-    silence.two_requests("s.metadata", async |api| api.get(&path).await.status.as_u16()).await;
+    silence.two_requests("/* read task details */", async |api| api.get(&path).await.status.as_u16()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_start_answers_and_deliveries_are_written_despite_silent_connections() {
     let silence = Silence::new().await;
-    silence.proxy.trap("select u.* from unnest($1::uuid[], $2::int[], $3::text[]::task_status[])");
+    silence.proxy.trap("/* start tasks */");
     let task = json!([{"name": "n", "kind": "k", "on_start": silence.receiver.action("/start"),
         "on_success": [silence.receiver.action("/done")]}]);
     let mut ids = silence.instance.api.create(&task).await;
@@ -107,7 +109,7 @@ async fn on_start_answers_and_deliveries_are_written_despite_silent_connections(
     assert_eq!(silence.receiver.at("/start").len(), 5, "each called once");
 
     // And what came of notifications.
-    silence.proxy.trap("update outbox o set status");
+    silence.proxy.trap("/* mark deliveries */");
     for id in &ids {
         assert_eq!(silence.instance.api.succeed(id).await.status, 200);
     }

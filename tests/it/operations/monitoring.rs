@@ -59,7 +59,8 @@ async fn metrics_count_transitions_retries_and_calls() {
 
 #[test]
 fn the_operating_guide_lists_every_metric() {
-    let (described, manual) = (include_str!("../../../src/telemetry/mod.rs"), include_str!("../../../docs/operating.md"));
+    let (described, manual) =
+        (include_str!("../../../src/telemetry/mod.rs"), include_str!("../../../docs/operating.md"));
     let names = described.split('"').filter(|word| word.starts_with("reprise_") || word.starts_with("task_"));
     let names: Vec<&str> = names.collect();
     assert!(names.len() > 20);

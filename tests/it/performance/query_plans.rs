@@ -1,13 +1,20 @@
-//! Each loop's pick walks its own index, at a size where anything else would be felt.
+//! The statements of the service read little more than they need, at a size where a whole table would be felt.
+//!
+//! No test here repeats a statement: each calls the functions of the store, or the API, and then asks PostgreSQL which
+//! indexes were scanned and how many rows were read.
+
+use std::time::Duration;
 
 use reprise::clock::Clock;
 use reprise::domain::task::status::Status;
 use reprise::store::batches::list::BatchFilter;
+use reprise::store::ledger::status_counts;
 use reprise::store::page::Page;
 use reprise::store::tasks::list::{self, TaskFilter};
-use reprise::store::{Patience, batches};
+use reprise::store::tasks::{lock, transitions};
+use reprise::store::{Actor, Patience, Result, Store, Tx, batches, outbox};
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
 use crate::support::{Database, Fixture, eventually};
@@ -44,88 +51,135 @@ async fn large() -> Database {
     db
 }
 
-async fn plan(db: &Database, query: &str) -> String {
-    let rows = sqlx::query(AssertSqlSafe(format!("explain {query}"))).fetch_all(&db.pool).await.unwrap();
-    rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n")
+/// Rows of these tables that were read without an index.
+async fn read_without_index(db: &Database, tables: &str) -> i64 {
+    let read = "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname = any";
+    db.number(&format!("{read}(string_to_array('{tables}', ' '))")).await
+}
+
+/// How often an index was scanned, and how many of its entries were read.
+async fn index_reads(db: &Database, index: &str) -> (i64, i64) {
+    let of = |column: &str| format!("select {column} from pg_stat_user_indexes where indexrelname = '{index}'");
+    (db.number(&of("idx_scan")).await, db.number(&of("idx_tup_read")).await)
+}
+
+/// Runs statements more often than the server plans for single values. They must scan each of these indexes, read
+/// fewer than `most` of its entries and read no table whole.
+async fn assert_walks(db: &Database, indexes: &[&str], most: i64, statements: impl AsyncFn(&Store)) {
+    let tables = "task task_spec outbox link";
+    let whole = read_without_index(db, tables).await;
+    let mut before = Vec::new();
+    for index in indexes {
+        before.push(index_reads(db, index).await);
+    }
+    let store = db.store(Clock::Database);
+    for _ in 0..10 {
+        statements(&store).await;
+    }
+    db.close(&store).await;
+    for (index, (scans, entries)) in indexes.iter().zip(before) {
+        let after = index_reads(db, index).await;
+        assert!(after.0 > scans, "{index} was not used");
+        assert!(after.1 - entries < most, "{} entries of {index} were read", after.1 - entries);
+    }
+    assert_eq!(read_without_index(db, tables).await, whole, "a table was read whole instead of {indexes:?}");
+}
+
+/// Runs a statement in a transaction that is rolled back.
+async fn rolled_back<T>(store: &Store, statement: impl AsyncFn(&mut Tx) -> Result<T>) {
+    let statement = &statement;
+    let once = |session: reprise::store::Session| async move {
+        let mut tx = session.begin(Actor::Api).await?;
+        statement(&mut tx).await?;
+        tx.rollback().await
+    };
+    store.retrying(Patience::Brief, once).await.unwrap();
 }
 
 #[tokio::test]
 async fn each_loop_statement_walks_its_own_index() {
     let db = large().await;
-    let picks = [
-        (
-            "task_start_idx",
-            "select id from task where status = 'pending' and not_before is null and parked_on is null
-                            order by priority desc, turn, id limit 200 for update skip locked",
-        ),
-        (
-            "task_parked_idx",
-            "select id from task where parked_on = 7 and status = 'pending'
-                            order by priority desc, turn, id limit 200",
-        ),
-        (
-            "task_timeout_idx",
-            "select id from task where status in ('claimed', 'running') and timeout_at <= now()
-                              order by timeout_at limit 500 for update skip locked",
-        ),
-        (
-            "task_retry_idx",
-            "select id from task where status = 'retry_pending' and next_retry_at <= now()
-                            order by next_retry_at limit 1000 for update skip locked",
-        ),
-        (
-            "task_due_idx",
-            "select id from task where status = 'pending' and not_before <= now()
-                          order by not_before limit 1000 for update skip locked",
-        ),
-        ("task_timeout_idx", "select min(timeout_at) from task where status in ('claimed', 'running')"),
-        ("task_retry_idx", "select min(next_retry_at) from task where status = 'retry_pending'"),
-        ("task_due_idx", "select min(not_before) from task where status = 'pending' and not_before is not null"),
-        (
-            "outbox_deliver_idx",
-            "select id from outbox where status = 'pending' and next_attempt_at <= now()
-                                order by next_attempt_at, id limit 200 for update skip locked",
-        ),
-    ];
-    for (index, query) in picks {
-        let plan = plan(&db, query).await;
-        assert!(plan.contains(index) && !plan.contains("Seq Scan"), "{index}:\n{plan}");
+    let lease = Duration::from_secs(30);
+    // The smallest of these indexes has 4,000 entries, so ten scans of a whole index would read 40,000.
+    let most = 2000;
+    let claim = async |tx: &mut Tx| transitions::claim(tx, 50, 50, lease).await;
+    assert_walks(&db, &["task_start_idx"], most, async |store| rolled_back(store, claim).await).await;
+    let timed_out = async |tx: &mut Tx| lock::timed_out(tx, 500, &[]).await;
+    assert_walks(&db, &["task_timeout_idx"], most, async |store| rolled_back(store, timed_out).await).await;
+    let overdue = async |tx: &mut Tx| lock::overdue(tx, 500, &[]).await;
+    assert_walks(&db, &["task_timeout_idx"], most, async |store| rolled_back(store, overdue).await).await;
+    let next_timeout = async |tx: &mut Tx| lock::next_timeout(tx).await;
+    assert_walks(&db, &["task_timeout_idx"], most, async |store| rolled_back(store, next_timeout).await).await;
+    let release = ["task_retry_idx", "task_due_idx"];
+    let release_due = async |tx: &mut Tx| transitions::release_due(tx, 1000).await;
+    assert_walks(&db, &release, most, async |store| rolled_back(store, release_due).await).await;
+    let next_release = async |tx: &mut Tx| transitions::next_release(tx).await;
+    assert_walks(&db, &release, most, async |store| rolled_back(store, next_release).await).await;
+    let lease_due = async |tx: &mut Tx| outbox::delivery::lease(tx, 200, lease).await;
+    assert_walks(&db, &["outbox_deliver_idx"], most, async |store| rolled_back(store, lease_due).await).await;
+    let next_due = async |tx: &mut Tx| outbox::delivery::next_due(tx).await;
+    assert_walks(&db, &["outbox_deliver_idx"], most, async |store| rolled_back(store, next_due).await).await;
+
+    let list = async |store: &Store, kind: Option<&str>| {
+        let filter = TaskFilter { kind: kind.map(str::to_owned), ..TaskFilter::default() };
+        list::tasks(store, &filter, Page::Offset(0), 50).await.unwrap()
+    };
+    let of_kind = async |store: &Store| assert_eq!(list(store, Some("x")).await.len(), 0);
+    assert_walks(&db, &["task_spec_kind_idx"], most, of_kind).await;
+    let newest = async |store: &Store| assert_eq!(list(store, None).await.len(), 50);
+    assert_walks(&db, &["task_spec_pkey"], most, newest).await;
+}
+
+#[tokio::test]
+async fn a_recheck_of_a_blocked_group_walks_its_own_index() {
+    let db = Database::new().await;
+    let rule = json!([{"type": "Concurrency", "max_concurrency": 1, "matcher": {"kind": "k"}}]);
+    let task = json!({"name": "n", "kind": "k", "timeout": 86_400, "rules": rule});
+    let f = Fixture::on(db.clone(), &[]).await;
+    f.api.create(&json!(vec![task; 3000])).await;
+    let unblocked = "select count(*) from task where status = 'pending' and parked_on is null";
+    while db.number(unblocked).await > 0 {
+        f.claim().await;
     }
-    let listed = plan(
-        &db,
-        "select s.id from task_spec s join task t on t.id = s.id where s.kind = 'x' order by s.id desc limit 50",
-    )
-    .await;
-    assert!(listed.contains("task_spec_kind_idx"), "{listed}");
-    let listed = plan(&db, "select s.id from task_spec s join task t on t.id = s.id order by s.id desc limit 50").await;
-    assert!(!listed.contains("Seq Scan"), "{listed}");
+    db.execute("analyze").await;
+    db.close(&f.store).await;
+    let before = index_reads(&db, "task_parked_idx").await;
+    let f = Fixture::on(db.clone(), &[]).await;
+    for _ in 0..10 {
+        let running = f.api.get("/task?status=Running").await.body;
+        assert_eq!(f.api.succeed(running[0]["id"].as_str().unwrap()).await.status, 200);
+        assert_eq!(f.claim().await, 1);
+    }
+    db.close(&f.store).await;
+    let after = index_reads(&db, "task_parked_idx").await;
+    let entries = after.1 - before.1;
+    assert!(after.0 > before.0 && entries < 10_000, "{entries} entries were read, of 3,000 blocked tasks, ten times");
 }
 
 #[tokio::test]
 async fn loop_statements_read_no_table_whole() {
     let db = large().await;
     let store = db.store(Clock::Database);
-    // What the statements really do, counted by the server: rows read without an index.
-    let scans = "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('task', 'outbox', 'task_spec')";
-    let before = db.number(scans).await;
+    let tables = "task outbox task_spec";
+    let before = read_without_index(&db, tables).await;
     let statements = store.retrying(Patience::Brief, |session| async move {
-        let mut tx = session.begin(reprise::store::Actor::Api).await?;
-        let half_a_minute = std::time::Duration::from_secs(30);
-        let claims = reprise::store::tasks::transitions::claim(&mut tx, 50, 50, half_a_minute).await?;
+        let mut tx = session.begin(Actor::Api).await?;
+        let half_a_minute = Duration::from_secs(30);
+        let claims = transitions::claim(&mut tx, 50, 50, half_a_minute).await?;
         assert_eq!(claims.tasks.len(), 50);
-        reprise::store::tasks::transitions::release_due(&mut tx, 1000).await?;
-        reprise::store::tasks::lock::timed_out(&mut tx, 500, &[]).await?;
-        reprise::store::tasks::lock::overdue(&mut tx, 500, &[]).await?;
-        reprise::store::outbox::delivery::lease(&mut tx, 100, half_a_minute).await?;
-        reprise::store::outbox::delivery::next_due(&mut tx).await?;
-        reprise::store::tasks::lock::next_timeout(&mut tx).await?;
-        reprise::store::tasks::transitions::next_release(&mut tx).await?;
+        transitions::release_due(&mut tx, 1000).await?;
+        lock::timed_out(&mut tx, 500, &[]).await?;
+        lock::overdue(&mut tx, 500, &[]).await?;
+        outbox::delivery::lease(&mut tx, 100, half_a_minute).await?;
+        outbox::delivery::next_due(&mut tx).await?;
+        lock::next_timeout(&mut tx).await?;
+        transitions::next_release(&mut tx).await?;
         tx.rollback().await
     });
     statements.await.unwrap();
-    reprise::store::ledger::status_counts::by_status(&store).await.unwrap();
+    status_counts::by_status(&store).await.unwrap();
     db.close(&store).await;
-    assert_eq!(db.number(scans).await, before, "a table was read whole");
+    assert_eq!(read_without_index(&db, tables).await, before, "a table was read whole");
 }
 
 /// A service that starts on an empty database makes its plans when reading a table whole is the quickest way, and keeps
@@ -135,7 +189,7 @@ async fn plans_made_on_empty_tables_stay_good_as_the_tables_grow() {
     let db = Database::new().await;
     // One connection, so that all statements have been prepared on it.
     let limits = reprise::domain::retry::RetryLimits::default();
-    let store = reprise::store::Store::new(&db.url, 1, Clock::Database, limits).unwrap();
+    let store = Store::new(&db.url, 1, Clock::Database, limits).unwrap();
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     let off = "alter table task set (autovacuum_enabled = off); alter table task_spec set (autovacuum_enabled = off);
                alter table outbox set (autovacuum_enabled = off)";
@@ -171,14 +225,13 @@ async fn plans_made_on_empty_tables_stay_good_as_the_tables_grow() {
     assert!(read.0 < 1000 && read.1 < 1000, "read {read:?} rows and entries of indexes");
 }
 
-/// What the loops and reports ask, over and over.
-async fn every_tick(store: &reprise::store::Store, id: Uuid) {
+/// The statements of the loops and of reports.
+async fn every_tick(store: &Store, id: Uuid) {
     use reprise::domain::task::lifecycle::{Event, decide};
-    use reprise::store::outbox;
-    use reprise::store::tasks::{details, heartbeat, lock, transitions};
-    let second = std::time::Duration::from_secs(1);
+    use reprise::store::tasks::{details, heartbeat};
+    let second = Duration::from_secs(1);
     let statements = store.retrying(Patience::Brief, |session| async move {
-        let mut tx = session.begin(reprise::store::Actor::Api).await.unwrap();
+        let mut tx = session.begin(Actor::Api).await.unwrap();
         transitions::claim(&mut tx, 50, 50, second).await.unwrap();
         let start = transitions::StartedClaim { claim: (id, 7), ignored: None };
         transitions::started(&mut tx, &[start]).await.unwrap();
@@ -291,8 +344,7 @@ async fn the_search_for_existing_tasks_uses_indexes() {
         sqlx::raw_sql(prepare).execute(&mut connection).await.unwrap();
         connection.close().await.unwrap();
         written("n_tup_upd", 200_000).await;
-        let scans = "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('task', 'task_spec')";
-        let before = db.number(scans).await;
+        let before = read_without_index(&db, "task task_spec").await;
         let f = Fixture::on(Database { url: db.url.clone(), pool: db.pool.clone() }, &[]).await;
         let task = |n: i64, strategy: &Value| json!({"name": "n", "kind": "k", "metadata": {"order": n, "tenant": n.abs() % 10}, "dedupe_strategy": strategy});
         let by_kind = task(0, &json!([{"kind": "other"}, {"status": "Success"}]));
@@ -304,7 +356,8 @@ async fn the_search_for_existing_tasks_uses_indexes() {
         assert_eq!(f.api.create(&json!(new)).await.len(), 99);
         db.close(&f.store).await;
         written("n_tup_ins", 200_000 + round * 100).await;
-        assert_eq!(db.number(scans).await, before, "a table was read whole after: {prepare}");
+        let after = read_without_index(&db, "task task_spec").await;
+        assert_eq!(after, before, "a table was read whole after: {prepare}");
     }
 }
 
@@ -312,57 +365,50 @@ async fn the_search_for_existing_tasks_uses_indexes() {
 async fn cascades_look_up_links_by_index_even_without_statistics() {
     let db = Database::new().await;
     db.execute(
-        "insert into link select gen_random_uuid(), gen_random_uuid(), true from generate_series(1, 20000);
-         alter table link set (autovacuum_enabled = off)",
+        "alter table link set (autovacuum_enabled = off);
+         insert into link select gen_random_uuid(), gen_random_uuid(), true from generate_series(1, 20000)",
     )
     .await;
+    let args = ["--dead-end-cancel", "1", "--webhook-concurrency", "1000"];
+    let family = json!([
+        {"id": "top", "name": "n", "kind": "k"},
+        {"id": "child", "name": "n", "kind": "k", "dependencies": [{"id": "top"}]},
+        {"id": "last", "name": "n", "kind": "k", "dependencies": [{"id": "child"}]},
+    ]);
     for analyzed in [false, true] {
+        let f = Fixture::on(db.clone(), &args).await;
+        let mut families = Vec::new();
+        for _ in 0..20 {
+            families.push(f.api.create(&family).await);
+        }
+        while f.claim().await > 0 {}
         if analyzed {
             db.execute("analyze link").await;
         }
-        let found = plan(
-            &db,
-            "with recursive falling(id) as (
-                 select unnest(array[gen_random_uuid()])
-                 union
-                 select l.child_id from falling f cross join lateral (
-                     select child_id from link where parent_id = f.id and requires_success offset 0
-                 ) l
-             )
-             select l.child_id from falling f cross join lateral (select * from link where parent_id = f.id offset 0) l",
-        )
-        .await;
-        assert!(!found.contains("Seq Scan on link") && !found.contains("Hash Join"), "{found}");
-        let found = plan(
-            &db,
-            "with recursive up(id, tells) as (
-                 select unnest(array[gen_random_uuid()]), true
-                 union
-                 select p.id, p.flags & 64 <> 0 from up u
-                 cross join lateral (select parent_id from link where child_id = u.id offset 0) l
-                 cross join lateral (
-                     select id, flags from task
-                     where id = l.parent_id and ended_at is null and flags & 32 <> 0 offset 0
-                 ) p
-                 where u.tells
-             )
-             select id from up",
-        )
-        .await;
-        assert!(found.contains("link_child_idx") && !found.contains("Hash Join"), "{found}");
-        let found = plan(
-            &db,
-            "select c.alive from unnest(array[gen_random_uuid()], array[1]) a(id, most)
-             cross join lateral (
-                 select count(*) as alive from (
-                     select from link l
-                     cross join lateral (select from task where id = l.child_id and ended_at is null offset 0) t
-                     where l.parent_id = a.id order by l.child_id desc limit a.most
-                 ) c
-             ) c",
-        )
-        .await;
-        assert!(found.contains("Scan Backward using link_pkey") && !found.contains("Hash Join"), "{found}");
+        db.close(&f.store).await;
+        let whole = read_without_index(&db, "link").await;
+        let before = [index_reads(&db, "link_pkey").await, index_reads(&db, "link_child_idx").await];
+        let f = Fixture::on(db.clone(), &args).await;
+        for (n, ids) in families.iter().enumerate() {
+            // Down from a failed parent, or up from a canceled child: to the end of the family either way.
+            let (status, answer) = if n % 2 == 0 {
+                ("Failure", f.api.fail(&ids[0]).await)
+            } else {
+                ("Canceled", f.api.delete(&format!("/task/{}", ids[2])).await)
+            };
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            for id in ids {
+                assert_eq!(f.api.status(id).await, status);
+            }
+        }
+        db.close(&f.store).await;
+        let after = [index_reads(&db, "link_pkey").await, index_reads(&db, "link_child_idx").await];
+        for (after, before) in after.iter().zip(before) {
+            let entries = after.1 - before.1;
+            assert!(after.0 > before.0, "the index was not used (analyzed: {analyzed})");
+            assert!(entries < 2000, "{entries} of 20,000 entries were read (analyzed: {analyzed})");
+        }
+        assert_eq!(read_without_index(&db, "link").await, whole, "all links were read (analyzed: {analyzed})");
     }
 }
 

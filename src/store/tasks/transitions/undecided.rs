@@ -51,7 +51,7 @@ pub async fn started(tx: &mut Tx, starts: &[StartedClaim]) -> Result<Started> {
     claims.sort_unstable();
     let (ids, numbers): (Vec<Uuid>, Vec<i32>) = claims.iter().copied().unzip();
     let rows = sqlx::query!(
-        r#"with held as materialized (
+        r#"/* start tasks */ with held as materialized (
                select u.* from unnest($1::uuid[], $2::int[], $3::text[]::task_status[]) u(id, claim, from_status)
                cross join lateral (select from task where id = u.id for update skip locked) t
            ), moved as (
