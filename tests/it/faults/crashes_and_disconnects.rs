@@ -99,7 +99,7 @@ async fn six_hundred_slow_on_start_calls_are_each_made_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn reports_before_the_on_start_answer_end_their_tasks() {
     let db = Database::new().await;
-    let instance = Instance::start(&db.url, &[("WORKER_CLAIM_TIMEOUT_SECS", "1"), ("POOL_MAX_SIZE", "6")]);
+    let instance = Instance::start(&db.url, &[("WORKER_CLAIM_TIMEOUT_SECS", "300"), ("POOL_MAX_SIZE", "6")]);
     let receiver = Receiver::start().await;
     let api = instance.api.clone();
     receiver.answer_with(move |received| {
@@ -111,7 +111,7 @@ async fn reports_before_the_on_start_answer_end_their_tasks() {
         }
     });
     let tasks: Vec<Value> = (0..300)
-        .map(|_| json!({"name": "n", "kind": "k", "timeout": 1, "on_start": receiver.action("/start")}))
+        .map(|_| json!({"name": "n", "kind": "k", "timeout": 300, "on_start": receiver.action("/start")}))
         .collect();
     instance.api.create(&json!(tasks)).await;
     eventually("all to succeed", async || {
@@ -122,6 +122,8 @@ async fn reports_before_the_on_start_answer_end_their_tasks() {
     assert_eq!(receiver.keys().len(), 300);
     let page = instance.api.get("/metrics").await.body;
     assert_eq!(metric(&page, "reprise_task_timeouts_total"), 0);
+    let waits = "select count(*) from task where timeout_at is not null or next_retry_at is not null";
+    assert_eq!(db.number(waits).await, 0, "no lease and no timeout is left to run out");
     db.assert_counters_match().await;
 }
 
@@ -200,7 +202,7 @@ async fn another_instance_takes_over_the_claims_of_a_killed_one() {
     let db = Database::new().await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply::slow(Duration::from_secs(3600)));
-    let settings = [("WORKER_CLAIM_TIMEOUT_SECS", "2"), ("WORKER_LOOP_INTERVAL_MS", "50")];
+    let settings = [("WORKER_CLAIM_TIMEOUT_SECS", "3600"), ("WORKER_LOOP_INTERVAL_MS", "50")];
     let first = Instance::start(&db.url, &settings);
     let tasks: Vec<Value> =
         (0..20).map(|_| json!({"name": "n", "kind": "k", "on_start": receiver.action("/start")})).collect();
@@ -210,6 +212,7 @@ async fn another_instance_takes_over_the_claims_of_a_killed_one() {
     assert_eq!(count(&db, "claimed").await, 20);
     receiver.answer(Reply::ok());
     let second = Instance::start(&db.url, &settings);
+    db.end_leases(None).await;
     for id in &ids {
         let task = second.api.wait_for(id, "Running").await;
         assert_eq!((&task["run"], &task["attempt"]), (&json!(0), &json!(0)));

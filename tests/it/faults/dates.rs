@@ -23,7 +23,8 @@ async fn a_heartbeat_after_a_delayed_start_grants_a_whole_timeout() {
             Reply::ok()
         }
     });
-    let timeout = 3;
+    // Much longer than the heartbeats take, and longer than the rows are held.
+    let timeout = 10;
     let task = json!({"name": "n", "kind": "k", "timeout": timeout, "on_start": receiver.action("/start")});
     let ids = instance.api.create(&json!(vec![task; 10])).await;
     eventually("all to be called", async || (receiver.received().len() == 10).then_some(())).await;
@@ -34,6 +35,7 @@ async fn a_heartbeat_after_a_delayed_start_grants_a_whole_timeout() {
         let (api, path) = (Client::new(instance.api.base()), format!("/task/{id}"));
         tokio::spawn(async move { api.put(&path, &json!({})).await })
     };
+    // The answers usually come first; no assertion depends on it.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let early: Vec<_> = ids.iter().map(put).collect();
     stranger.let_go_after(Duration::from_secs(5)).await;

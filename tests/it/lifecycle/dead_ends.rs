@@ -327,7 +327,7 @@ async fn canceling_one_of_many_children_reads_few_of_the_others() {
     let read = "select (idx_scan + seq_tup_read)::bigint from pg_stat_user_tables where relname = 'task'";
     let before = f.db.number(read).await;
     cancel(&f, &ids[1]).await;
-    f.store.close();
+    f.db.close(&f.store).await;
     assert!(f.db.number(read).await - before < 100, "{} reads", f.db.number(read).await - before);
 }
 
@@ -417,9 +417,8 @@ async fn two_last_children_that_end_at_once_cancel_their_parent() {
         assert_eq!(statuses(&f, &ids).await, ["Canceled"; 4], "round {round}");
     }
     f.db.assert_counters_match().await;
-    for store in [f.store, g.store] {
-        store.close();
-    }
+    g.store.close();
+    f.db.close(&f.store).await;
     assert_eq!(deadlocks(&f.db).await, 0);
 }
 
@@ -452,9 +451,8 @@ async fn parents_that_end_at_once_do_not_deadlock() {
         assert_eq!(f.db.number("select count(*) from event where cause = 'dead_end'").await, 0);
     }
     f.db.assert_counters_match().await;
-    for store in [f.store, g.store] {
-        store.close();
-    }
+    g.store.close();
+    f.db.close(&f.store).await;
     assert_eq!(deadlocks(&f.db).await, 0);
 }
 
@@ -492,8 +490,7 @@ async fn parents_that_fail_at_once_cancel_the_others_in_one_transaction() {
         assert_eq!(f.db.number(&ended).await, 1, "{found:?}");
     }
     f.db.assert_counters_match().await;
-    for store in [f.store, g.store] {
-        store.close();
-    }
+    g.store.close();
+    f.db.close(&f.store).await;
     assert_eq!(deadlocks(&f.db).await, 0);
 }

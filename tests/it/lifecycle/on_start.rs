@@ -101,7 +101,7 @@ async fn a_task_canceled_during_its_start_gets_its_cancel_call() {
 
 #[tokio::test]
 async fn unsuccessful_on_start_answers_fail_the_run() {
-    let mut f = Fixture::with(&["--webhook-timeout-ms", "200"]).await;
+    let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let cases = [
         (400, "validation_error"),
@@ -119,10 +119,12 @@ async fn unsuccessful_on_start_answers_fail_the_run() {
         let task = f.api.task(&ids[0]).await;
         assert_eq!((&task["status"], &task["failure_type"]), (&json!("Failure"), &json!(failure_type)), "{status}");
     }
+    let mut hasty = Fixture::with(&["--webhook-timeout-ms", "200"]).await;
     receiver.answer(Reply::slow(std::time::Duration::from_secs(3600)));
-    let ids = f.api.create(&task(&receiver)).await;
-    f.start().await;
-    assert_eq!(f.api.task(&ids[0]).await["failure_type"], "timeout");
+    let ids = hasty.api.create(&task(&receiver)).await;
+    hasty.start().await;
+    assert_eq!(hasty.api.task(&ids[0]).await["failure_type"], "timeout");
+    hasty.db.assert_counters_match().await;
 
     let gone = json!({"kind": "Webhook", "params": {"url": "http://127.0.0.1:1/", "verb": "Post"}});
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": gone}])).await;

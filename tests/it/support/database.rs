@@ -129,6 +129,13 @@ impl Database {
         assert_eq!(self.number(events).await, 0, "events that are dated before the one they follow");
     }
 
+    /// Ends the leases of all claims, or of those of one instance, as if their time was over.
+    pub async fn end_leases(&self, of: Option<uuid::Uuid>) {
+        let of = of.map_or_else(String::new, |instance| format!(" and claimed_by = '{instance}'"));
+        let end = "update task set timeout_at = clock_timestamp() - interval '1 hour' where status = 'claimed'";
+        self.execute(&format!("{end}{of}")).await;
+    }
+
     /// From now on the database notes down whenever `last_updated` of a task goes back.
     pub async fn watch_last_updated(&self) {
         self.execute(

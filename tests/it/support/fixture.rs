@@ -167,6 +167,18 @@ impl Fixture {
         sent
     }
 
+    /// Sends what is due and writes the first results, while other deliveries may still be in flight.
+    pub async fn begin_delivery(&mut self) -> u64 {
+        let sent = self.deliver.tick().await.unwrap().processed;
+        self.write_delivery_results().await;
+        sent
+    }
+
+    /// Waits for results of deliveries and writes them.
+    pub async fn write_delivery_results(&mut self) {
+        assert!(self.marks.write_some().await);
+    }
+
     pub async fn clean_up(&self, days: u32) -> u64 {
         let retention = Retention::new(self.store.clone(), days, Duration::from_secs(86_400));
         retention.tick().await.unwrap().processed
