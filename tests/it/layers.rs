@@ -1,4 +1,4 @@
-//! The lines between the layers, held by looking at the source.
+//! The boundaries between the layers, checked in the source.
 
 use std::path::{Path, PathBuf};
 

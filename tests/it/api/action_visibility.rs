@@ -1,4 +1,4 @@
-//! Who sees what of a task's actions.
+//! Which callers see the actions of a task, and the secrets in their headers.
 
 use reqwest::Method;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! The door: keys, their scopes, the tokens of handles, and what is never told.
+//! Authentication: API keys, their scopes, the tokens of handles, and that neither is ever shown.
 
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ fn tasks() -> Value {
     json!([{"name": "n", "kind": "k", "timeout": 3600}])
 }
 
-/// Every operation, with paths that lead to nothing.
+/// Every operation, with the ids of tasks that do not exist.
 fn operations() -> Vec<(Method, String)> {
     let document: Value = serde_json::from_str(&reprise::http::document()).unwrap();
     let mut found = Vec::new();
@@ -157,7 +157,7 @@ async fn a_handle_needs_no_key_and_is_valid_for_its_run() {
     let failure = json!({"status": "Failure", "failure_reason": "it broke"});
     assert_eq!(api.patch(&first, &failure).await.body["status"], "RetryPending");
 
-    assert_eq!(api.patch(&first, &failure).await.status, 200, "said again");
+    assert_eq!(api.patch(&first, &failure).await.status, 200, "a repetition");
     f.release().await;
     f.start().await;
     for answer in [
@@ -168,7 +168,7 @@ async fn a_handle_needs_no_key_and_is_valid_for_its_run() {
     ] {
         assert_eq!((answer.status.as_u16(), &answer.body["current_run"]), (409, &json!(1)), "{}", answer.body);
     }
-    assert_eq!(api.patch(&first, &failure).await.status, 200, "and still");
+    assert_eq!(api.patch(&first, &failure).await.status, 200, "still a repetition");
     let in_body = json!({"status": "Success", "run": 1});
     assert_eq!(api.patch(&first, &in_body).await.status, 400, "the run in the body is not that of the token");
 
@@ -217,7 +217,7 @@ async fn a_token_is_valid_for_its_task_and_run_only() {
     ] {
         assert_refused(&api.call(method, &format!("{path}?{query}"), None).await, 401);
     }
-    // A key that may only read is no hindrance where the token is enough.
+    // The token is enough, whatever key is sent with it.
     assert_eq!(f.api.key(READER).put(&path, &json!({})).await.status, 202);
     assert_eq!(f.api.key("unknown").put(&path, &json!({})).await.status, 202);
 }
@@ -229,7 +229,7 @@ async fn tokens_are_checked_without_configured_keys_and_shared_by_instances() {
     let api = f.api.clone();
     let (id, path) = started(&mut f, &api, &receiver).await;
     assert_refused(&api.put(&format!("/task/{id}?run=0&token=wrong"), &json!({})).await, 401);
-    assert_eq!(api.put(&format!("/task/{id}?run=0"), &json!({})).await.status, 202, "none is needed");
+    assert_eq!(api.put(&format!("/task/{id}?run=0"), &json!({})).await.status, 202, "no token is needed");
     let second = Database { url: f.db.url.clone(), pool: sqlx::PgPool::connect_lazy(&f.db.url).unwrap() };
     let second = Fixture::on(second, &["--api-keys", KEYS]).await;
     assert_eq!(second.api.put(&path, &json!({})).await.status, 202, "another instance knows the token");
@@ -356,7 +356,7 @@ async fn keys_and_tokens_never_reach_the_logs() {
     assert_refused(&instance.api.put(&path.replace("run=0", "run=7"), &json!({})).await, 401);
     assert!(instance.terminate().success());
     let said = std::fs::read_to_string(&log.0).unwrap();
-    assert!(said.contains("caller=writer") || said.contains("caller=\"writer\""), "the log tells who it was");
+    assert!(said.contains("caller=writer") || said.contains("caller=\"writer\""), "the log names the caller");
     for secret in ["key-of", token.as_str()] {
         let at = said.find(secret);
         assert!(at.is_none(), "{}", &said[at.unwrap().saturating_sub(500)..]);

@@ -1,4 +1,4 @@
-//! How large requests may be: single actions and tasks, metadata as it is stored, and all bodies at the same time.
+//! Limits on the size of requests: of actions, tasks and metadata, and of all bodies that are read at once.
 
 use futures_util::FutureExt;
 use serde_json::{Value, json};
@@ -57,11 +57,11 @@ async fn metadata_is_measured_as_it_is_stored() {
     assert_eq!(f.db.number(stored).await, 110 * 310 + 7);
     let patch = format!("/task/{}", ids[0]);
     let answer = f.api.patch(&patch, &json!({"metadata": {"b": numbers(110)}})).await;
-    assert_eq!(answer.status, 400, "merged it has twice as much");
+    assert_eq!(answer.status, 400, "the merged metadata is too large");
     assert_eq!(f.api.patch(&patch, &json!({"metadata": {"a": numbers(1), "b": numbers(110)}})).await.status, 200);
 }
 
-/// A POST of 128 KiB that sends its body when it is told to.
+/// Announces a POST of 128 KiB, whose body is sent later.
 async fn announce(f: &Fixture) -> TcpStream {
     let mut stream = TcpStream::connect(f.api.base().strip_prefix("http://").unwrap()).await.unwrap();
     let head = "POST /task HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 131072\r\n\r\n";
@@ -87,7 +87,7 @@ async fn large_request_bodies_share_a_memory_budget() {
     }
     let mut third = announce(&f).await;
     let mut ready = Box::pin(asked(&mut third));
-    // Small ones need no room, and large ones that are refused anyway need none.
+    // Small requests need no budget, nor do requests above the limit, which are refused.
     for _ in 0..20 {
         f.api.create(&json!([{"name": "n", "kind": "k"}])).await;
         assert!(ready.as_mut().now_or_never().is_none(), "the budget is used up");
@@ -100,7 +100,7 @@ async fn large_request_bodies_share_a_memory_budget() {
     let mut answer = [0; 12];
     first[0].read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 204");
-    // A client that goes away gives its place back, too.
+    // A client that disconnects frees its part of the budget.
     let mut fourth = announce(&f).await;
     drop(first.remove(1));
     asked(&mut fourth).await;

@@ -1,5 +1,4 @@
-//! Tasks that are there already are not created again, whoever asks at the same time; what depends on them depends on
-//! those that are there.
+//! Deduplication: concurrent requests create one task, and children of a duplicate depend on the existing task.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -7,14 +6,14 @@ use sqlx::{Connection, PgConnection};
 
 use crate::support::{Answer, Database, Fixture, eventually, text};
 
-/// A task of which there is one alive for each order.
+/// A task that is created once for each order, as long as it is alive.
 fn one(order: &Value) -> Value {
     let mut task = plain("one", order);
     task["dedupe_strategy"] = json!([{"fields": ["order"]}]);
     task
 }
 
-/// The same, but it is created whatever there is.
+/// A task without a dedupe strategy.
 fn plain(id: &str, order: &Value) -> Value {
     json!({"id": id, "name": id, "kind": "k", "timeout": 86_400, "metadata": {"order": order}})
 }
@@ -42,8 +41,8 @@ async fn statuses(f: &Fixture, ids: &[String]) -> Vec<String> {
     found
 }
 
-/// What the answer says of each task is what is stored.
-async fn assert_true(f: &Fixture, answer: &Answer) {
+/// The answer shows each task as it is stored.
+async fn assert_as_stored(f: &Fixture, answer: &Answer) {
     for told in answer.body.as_array().unwrap() {
         let stored = f.api.task(told["id"].as_str().unwrap()).await;
         for field in ["name", "status", "batch_id", "created_at", "ended_at"] {
@@ -118,8 +117,8 @@ async fn only_the_duplicates_of_a_request_are_skipped() {
     let tasks = json!([task("b", "k", 1), task("c", "k", 3), task("d", "k", 3), task("e", "other", 1)]);
     let answer = f.api.post("/task", &json!({"scope": "s", "tasks": tasks})).await;
     let names: Vec<&Value> = answer.body.as_array().unwrap().iter().map(|task| &task["name"]).collect();
-    assert_eq!((answer.status.as_u16(), names), (201, vec![&json!("c"), &json!("e")]), "in the order given");
-    assert_true(&f, &answer).await;
+    assert_eq!((answer.status.as_u16(), names), (201, vec![&json!("c"), &json!("e")]), "in the order of the request");
+    assert_as_stored(&f, &answer).await;
     let summary = f.api.get("/batches?scope=s").await.body[0].clone();
     assert_eq!((&summary["total_tasks"], &summary["kinds"]), (&json!(2), &json!(["k", "other"])));
     assert_eq!(summary["status_counts"]["pending"], 2);
@@ -130,7 +129,7 @@ async fn only_the_duplicates_of_a_request_are_skipped() {
     assert_eq!(f.api.get(&format!("/batch/{}", batch(&nothing))).await.status, 404);
     assert_eq!(f.api.get("/batches?scope=none").await.body, json!([]));
     rest["tasks"] = json!([]);
-    assert_eq!(f.api.post("/task", &rest).await.status, 204, "as if none were asked for");
+    assert_eq!(f.api.post("/task", &rest).await.status, 204, "like a request without tasks");
     f.db.assert_counters_match().await;
 }
 
@@ -147,15 +146,15 @@ async fn children_of_a_duplicate_wait_for_the_existing_task() {
     let pending = f.api.post("/task", &body).await;
     f.claim().await;
     let running = f.api.post("/task", &body).await;
-    assert_true(&f, &pending).await;
-    assert_true(&f, &running).await;
+    assert_as_stored(&f, &pending).await;
+    assert_as_stored(&f, &running).await;
     f.db.assert_counters_match().await;
     assert_eq!(statuses(&f, &ids(&running)).await, ["Waiting"; 3]);
     f.api.fail(&there).await;
     let retrying = f.api.post("/task", &body).await;
     assert_eq!(f.api.status(&there).await, "RetryPending");
     for answer in [&pending, &running, &retrying] {
-        assert_eq!(statuses(&f, &ids(answer)).await, ["Waiting"; 3], "a retry moves nobody");
+        assert_eq!(statuses(&f, &ids(answer)).await, ["Waiting"; 3], "a retry moves no child");
     }
     f.advance(1);
     f.release().await;
@@ -193,13 +192,13 @@ async fn children_of_an_ended_existing_task_follow_its_outcome() {
             "Failure" => f.api.fail(&old[0]).await,
             _ => f.api.delete(&format!("/task/{}", old[0])).await,
         };
-        let mut twin = plain("one", &json!(1));
-        twin["dedupe_strategy"] = json!([{"status": end, "fields": ["order"]}]);
+        let mut duplicate = plain("one", &json!(1));
+        duplicate["dedupe_strategy"] = json!([{"status": end, "fields": ["order"]}]);
         let hook = json!([{"kind": "Webhook", "params": {"url": "http://127.0.0.1:9/", "verb": "Post"}}]);
         let mut required = child("required", &[("one", true)]);
         required["on_failure"] = hook.clone();
         let body = json!({"on_batch_complete": hook, "tasks": [
-            twin,
+            duplicate,
             required,
             child("loose", &[("one", false)]),
             child("below", &[("required", true)]),
@@ -209,7 +208,7 @@ async fn children_of_an_ended_existing_task_follow_its_outcome() {
         let before = f.api.task(&old[1]).await;
         let answer = f.api.post("/task", &body).await;
         assert_eq!(statuses(&f, &ids(&answer)).await, expected, "{end}");
-        assert_true(&f, &answer).await;
+        assert_as_stored(&f, &answer).await;
         assert_eq!(f.api.task(&old[1]).await, before, "children that had been there are not moved again");
         f.db.assert_counters_match().await;
         let events = f.api.get(&format!("/task/{}/events", ids(&answer)[0])).await.body;
@@ -278,7 +277,10 @@ async fn a_dedupe_matcher_compares_the_status_it_names() {
     f.api.patch(&format!("/task/pause/{there}"), &json!({})).await;
     assert!(skips(json!("Paused"), 2).await && skips(Value::Null, 2).await);
     f.api.delete(&format!("/task/{there}")).await;
-    assert!(skips(json!("Canceled"), 2).await && !skips(Value::Null, 2).await, "what has ended is in nobody's way");
+    assert!(
+        skips(json!("Canceled"), 2).await && !skips(Value::Null, 2).await,
+        "an ended task does not count unless its status is named"
+    );
     // Several matchers: one is enough. Another kind: only that one counts.
     let mut task = one(&json!(2));
     task["dedupe_strategy"] = json!([{"status": "Success", "fields": ["order"]}, {"status": "Canceled"}]);
@@ -337,7 +339,7 @@ async fn dedupe_values_are_compared_as_postgresql_compares_them() {
     .iter()
     .map(|text| serde_json::from_str(text).unwrap())
     .collect();
-    // In one request and in many: the same ones are left.
+    // One request with all tasks and one request for each skip the same tasks.
     let all = Fixture::new().await;
     let mut tasks: Vec<Value> = values.iter().map(one).collect();
     for (i, task) in tasks.iter_mut().enumerate() {
@@ -358,7 +360,7 @@ async fn dedupe_values_are_compared_as_postgresql_compares_them() {
     let skipped: Vec<usize> = (0..values.len()).filter(|i| !created.contains(&i.to_string())).collect();
     assert_eq!(skipped, [1, 2, 5, 16, 18, 22, 25, 28]);
 
-    // What the one in question lacks, another may have; what it has, the other must have.
+    // An existing task may have further fields; it must have those that are compared.
     let lacks =
         json!({"name": "n", "kind": "k", "metadata": {"b": 1, "a": 1}, "dedupe_strategy": [{"fields": ["b", "a"]}]});
     let f = Fixture::new().await;
@@ -387,7 +389,7 @@ async fn a_repeated_deduplicated_request_gets_its_first_answer() {
     ]);
     let first = post("key", &body).await;
     assert_eq!(statuses(&f, &ids(&first)).await, ["Waiting", "Failure", "Pending", "Pending"]);
-    assert_true(&f, &first).await;
+    assert_as_stored(&f, &first).await;
     f.advance(60);
     f.claim().await;
     f.api.succeed(&there[0]).await;
@@ -439,14 +441,14 @@ async fn a_stopped_batch_moves_its_children_in_other_batches() {
     let second = f.api.post("/task", &body).await;
     let stopped = f.api.delete(&format!("/batch/{}", batch(&first))).await;
     assert_eq!((&stopped.body["canceled_pending"], &stopped.body["canceled_waiting"]), (&json!(1), &json!(1)));
-    assert_eq!(statuses(&f, &ids(&first)).await, ["Canceled", "Canceled"], "no fall in the batch itself");
+    assert_eq!(statuses(&f, &ids(&first)).await, ["Canceled", "Canceled"], "no child in the batch itself fails");
     assert_eq!(statuses(&f, &ids(&second)).await, ["Failure", "Pending", "Failure"]);
     f.db.assert_counters_match().await;
 
     let third = f.api.post("/task", &json!([one(&json!(1)), child("own", &[("one", true)])])).await;
     let fourth = f.api.post("/task", &body).await;
     f.api.delete(&format!("/batch/{}", batch(&fourth))).await;
-    assert_eq!(statuses(&f, &ids(&third)).await, ["Pending", "Waiting"], "parents elsewhere go on");
+    assert_eq!(statuses(&f, &ids(&third)).await, ["Pending", "Waiting"], "parents in other batches continue");
     assert_eq!(statuses(&f, &ids(&fourth)).await, ["Canceled"; 3]);
     f.claim().await;
     f.api.succeed(&ids(&third)[0]).await;
@@ -473,11 +475,11 @@ async fn a_manual_retry_revives_children_in_other_batches() {
     assert_eq!(statuses(&f, &children).await, ["Running", "Failure", "Waiting", "Failure"]);
     let blocked = retry(&children[1]).await;
     assert_eq!(blocked.status, 409);
-    assert!(blocked.body["detail"].as_str().unwrap().contains(&there), "a parent in another batch is in the way");
+    assert!(blocked.body["detail"].as_str().unwrap().contains(&there), "a parent in another batch blocks it");
     let done = retry(&there).await;
     assert_eq!(done.body["revived"], json!([children[1], children[3]]), "{}", done.body);
     f.db.assert_counters_match().await;
-    // Who had counted it as ended waits for it again, and no longer than that.
+    // A child that had counted it as ended waits for it again.
     f.api.succeed(&children[0]).await;
     assert_eq!(statuses(&f, &children[1..]).await, ["Waiting", "Waiting", "Waiting"]);
     f.claim().await;
@@ -485,13 +487,13 @@ async fn a_manual_retry_revives_children_in_other_batches() {
     assert_eq!(statuses(&f, &children[1..]).await, ["Pending", "Pending", "Waiting"]);
     f.db.assert_counters_match().await;
 
-    // One that came when its parent had failed long before comes back as well.
+    // A child that was created after its parent had failed is revived as well.
     let there = f.api.create(&json!([plain("a", &json!(5))])).await.remove(0);
     while f.claim().await > 0 {}
     f.api.fail(&there).await;
-    let mut twin = plain("one", &json!(5));
-    twin["dedupe_strategy"] = json!([{"status": "Failure", "fields": ["order"]}]);
-    let body = json!([twin, child("required", &[("one", true)]), child("loose", &[("one", false)])]);
+    let mut duplicate = plain("one", &json!(5));
+    duplicate["dedupe_strategy"] = json!([{"status": "Failure", "fields": ["order"]}]);
+    let body = json!([duplicate, child("required", &[("one", true)]), child("loose", &[("one", false)])]);
     let answer = f.api.post("/task", &body).await;
     let late = ids(&answer);
     assert_eq!(statuses(&f, &late).await, ["Failure", "Pending"]);
@@ -554,7 +556,7 @@ async fn blocked(db: &Database, count: i64) {
     eventually(&format!("{count} to be blocked"), async || (db.number(waiting).await == count).then_some(())).await;
 }
 
-/// Holds requests that write links, but not those that read them, until it is let go.
+/// Blocks requests that write links, but not those that read them, until the transaction ends.
 async fn hold_links(db: &Database) -> PgConnection {
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     sqlx::raw_sql("begin; lock table link in share mode").execute(&mut connection).await.unwrap();
@@ -573,7 +575,7 @@ async fn a_running_cascade_fails_children_added_meanwhile() {
     let api = f.api.clone();
     let posted = tokio::spawn(async move { api.post("/task", &body).await });
     blocked(&f.db, 1).await;
-    // It has read the links before the new ones are there, and then waits for the task that gets them.
+    // The cascade has read the links before the new ones exist, and waits for the task that gets them.
     let (api, id) = (f.api.clone(), old[0].clone());
     let failed = tokio::spawn(async move { api.fail(&id).await });
     blocked(&f.db, 2).await;
@@ -592,10 +594,10 @@ async fn a_running_manual_retry_counts_children_added_meanwhile() {
     f.claim().await;
     f.api.fail(&there).await;
     let mut held = hold_links(&f.db).await;
-    let mut twin = plain("one", &json!(1));
-    twin["dedupe_strategy"] = json!([{"status": "Failure", "fields": ["order"]}]);
+    let mut duplicate = plain("one", &json!(1));
+    duplicate["dedupe_strategy"] = json!([{"status": "Failure", "fields": ["order"]}]);
     let needs = [("one", false), ("other", true)];
-    let body = json!([twin, plain("other", &json!(2)), child("a", &needs), child("b", &[("one", true)])]);
+    let body = json!([duplicate, plain("other", &json!(2)), child("a", &needs), child("b", &[("one", true)])]);
     let api = f.api.clone();
     let posted = tokio::spawn(async move { api.post("/task", &body).await });
     blocked(&f.db, 1).await;
@@ -652,7 +654,7 @@ async fn a_task_that_ends_between_search_and_lock_is_still_the_parent() {
     sqlx::raw_sql("commit").execute(&mut held).await.unwrap();
     assert_eq!(ended.await.unwrap().status, 200);
     let answer = posted.await.unwrap();
-    assert_true(&f, &answer).await;
+    assert_as_stored(&f, &answer).await;
     assert_eq!(statuses(&f, &ids(&answer)).await, ["Failure", "Pending"]);
     f.db.assert_counters_match().await;
 }
@@ -704,7 +706,7 @@ async fn concurrent_deduplicated_requests_leave_no_task_stuck() {
         storm.await.unwrap();
     }
     f.db.assert_counters_match().await;
-    // Nobody is left behind: with every report the rest comes to its turn.
+    // No task is stuck: with every report further tasks can start.
     loop {
         f.claim().await;
         let running = f.api.get("/task?status=running&page_size=100").await.body;
@@ -735,7 +737,7 @@ async fn a_request_with_thousands_of_dedupe_keys_takes_at_most_1024_locks() {
     let (api, body) = (f.api.clone(), json!(tasks));
     let posted = tokio::spawn(async move { api.post("/task", &body).await });
     blocked(&f.db, 1).await;
-    // The server's table of locks has room for a few thousand, for everybody together.
+    // The lock table of the server has room for a few thousand locks of all sessions.
     let locks = "select count(*) from pg_locks where locktype = 'advisory' and granted and \
                  database = (select oid from pg_database where datname = current_database())";
     let locks = f.db.number(locks).await;

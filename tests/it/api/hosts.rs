@@ -1,4 +1,5 @@
-//! Which hosts requests may name: without keys only ours, so that no web page can reach the service through a browser.
+//! Hosts that requests may name: without keys only those of the service, so that no web page can reach it through a
+//! browser.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -1,4 +1,4 @@
-//! A request to create may be repeated: it takes effect once.
+//! Idempotency keys: a repeated request takes effect once.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ async fn a_repeated_idempotency_key_gets_the_first_answer() {
     assert_eq!(again.headers["x-batch-id"], first.headers["x-batch-id"]);
     let reordered =
         json!([{"kind": "k", "name": "n", "id": "a"}, {"kind": "k", "name": "m", "dependencies": [{"id": "a"}]}]);
-    assert_eq!(post(&f, "one", &reordered).await.body, first.body, "the order of fields says nothing");
+    assert_eq!(post(&f, "one", &reordered).await.body, first.body, "the order of fields does not matter");
     assert_eq!(f.db.number("select count(*) from task").await, 2);
 
     let other = post(&f, "one", &json!([{"name": "x", "kind": "k"}])).await;
@@ -34,7 +34,7 @@ async fn a_repeated_idempotency_key_gets_the_first_answer() {
     assert_ne!(post(&f, "two", &body).await.body, first.body, "another key is another request");
     let bad = json!([{"name": "x"}]);
     assert_eq!(post(&f, "three", &bad).await.status, 400);
-    assert_eq!(post(&f, "three", &body).await.status, 201, "what was refused has used up no key");
+    assert_eq!(post(&f, "three", &body).await.status, 201, "a refused request uses up no key");
     assert_eq!(post(&f, &"k".repeat(256), &body).await.status, 400);
     let nothing = post(&f, "four", &json!([])).await;
     assert_eq!(nothing.status, 204);

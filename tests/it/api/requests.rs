@@ -1,4 +1,4 @@
-//! The edge: creating, finding and listing tasks, and every way to get it wrong.
+//! Requests that create, find and list tasks, and the problem documents of wrong ones.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ fn details(answer: &Answer) -> Vec<String> {
     answer.body["details"].as_array().unwrap().iter().map(text).collect()
 }
 
-/// A problem as the contract wants it: the right status, never empty, no word of SQL.
+/// A problem document: the right status, no empty field, no SQL.
 fn assert_problem(answer: &Answer, status: u16) {
     assert_eq!(answer.status, status, "{}", answer.body);
     assert_eq!(answer.headers["content-type"], "application/problem+json");
@@ -59,17 +59,17 @@ async fn an_array_and_an_object_of_tasks_both_create_a_batch() {
         "ended_at",
         "dead_end_barrier",
     ];
-    let basic = array.body[0].as_object().unwrap();
-    assert_eq!(basic.len(), fields.len());
-    assert!(fields.iter().all(|field| basic.contains_key(*field)));
-    let whole = f.api.task(&text(&array.body[0]["id"])).await;
+    let summary = array.body[0].as_object().unwrap();
+    assert_eq!(summary.len(), fields.len());
+    assert!(fields.iter().all(|field| summary.contains_key(*field)));
+    let details_of_task = f.api.task(&text(&array.body[0]["id"])).await;
     for field in fields {
-        assert_eq!(whole[field], basic[field], "{field}");
+        assert_eq!(details_of_task[field], summary[field], "{field}");
     }
     for field in
         ["timeout", "metadata", "actions", "last_updated", "failure_reason", "failure_type", "retry", "deferrals"]
     {
-        assert!(whole.get(field).is_some(), "{field}");
+        assert!(details_of_task.get(field).is_some(), "{field}");
     }
     let batches = f.api.get("/batches").await.body;
     assert_eq!(batches.as_array().unwrap().len(), 2);

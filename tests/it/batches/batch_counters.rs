@@ -1,4 +1,4 @@
-//! What the counters of a batch's tasks add up to is kept in the batch's own row, exactly.
+//! Counters of a batch: the row of a batch holds the exact sums of the counters of its tasks.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ async fn batch_sums_follow_every_change_of_a_counter() {
     }
     assert_eq!(f.api.patch(&task(1), &json!({"expected_count": 4})).await.status, 200);
     assert_eq!(sums(&f, &batch).await, (6, 3, 19), "there was none before");
-    // Together with the end, and nothing after it.
+    // Counts are added with the end of a task, and not after it.
     f.api.patch(&task(1), &json!({"status": "Success", "new_success": 4})).await;
     assert_eq!(f.api.put(&task(1), &json!({"new_success": 4})).await.status, 409);
     assert_eq!(sums(&f, &batch).await, (10, 3, 19));
@@ -108,7 +108,7 @@ async fn the_migration_sums_up_existing_batches() {
     )
     .await;
     f.db.execute(include_str!("../../../migrations/0014_batch_sums.sql")).await;
-    // What came later stands on these columns.
+    // A later migration builds on these columns.
     let later = include_str!("../../../migrations/0018_deferred_counts.sql");
     f.db.execute(&later[later.find("create view").unwrap()..]).await;
     f.db.assert_counters_match().await;

@@ -1,4 +1,4 @@
-//! What is old and finished goes, in chunks; nothing else does.
+//! Retention: old finished batches are deleted in chunks, and nothing else is.
 
 use std::time::Duration;
 
@@ -65,12 +65,12 @@ async fn only_old_finished_and_delivered_batches_are_deleted() {
     f.db.assert_counters_match().await;
 
     f.deliver().await;
-    assert_eq!(f.clean_up(7).await, 1, "given up is told");
+    assert_eq!(f.clean_up(7).await, 1, "an exhausted delivery counts as delivered");
     assert_eq!(f.db.number("select count(*) from outbox").await, 0);
     f.db.assert_counters_match().await;
 }
 
-/// A finished batch of that many tasks: a chain if `chained`, all failed by hand otherwise.
+/// A finished batch of that many tasks: a chain that succeeded if `chained`, single failed tasks otherwise.
 async fn finished(f: &Fixture, tasks: usize, chained: bool) -> Vec<String> {
     let task = |n: usize| {
         let parents = if chained && n > 0 { json!([{"id": (n - 1).to_string()}]) } else { json!([]) };
@@ -120,7 +120,7 @@ async fn deleting_a_batch_in_chunks_keeps_the_counters_right() {
         assert_eq!(f.db.number("select count(*) from link").await, left - 1);
     }
     assert_eq!(delete_finished(&f.store, 7, 3).await.unwrap().tasks, 1);
-    // What there is of history goes in chunks, too: with one task at a time, ten events at a time.
+    // History is deleted in chunks, too: ten events for each task of the limit.
     while delete_finished(&f.store, 7, 1).await.unwrap().more {
         assert_doctor_is_content(&f).await;
     }
@@ -141,7 +141,7 @@ async fn history_is_deleted_in_chunks_after_the_tasks() {
     let events = f.db.number("select count(*) from event").await;
     f.advance(8 * 86_400);
     assert_eq!(delete_finished(&f.store, 7, 1).await.unwrap().tasks, 1);
-    assert_eq!(f.db.number("select count(*) from event").await, events, "a task that is left keeps its trail");
+    assert_eq!(f.db.number("select count(*) from event").await, events, "a remaining task keeps its events");
     for left in (0..=(events - 1) / 10).rev() {
         assert!(delete_finished(&f.store, 7, 1).await.unwrap().more);
         assert_eq!(f.db.number("select count(*) from batch").await, left.min(1));
@@ -160,7 +160,7 @@ async fn chunks_shrink_until_one_can_be_deleted() {
         f.advance(60);
     }
     f.advance(8 * 86_400);
-    // In place of a database for which more would take too long.
+    // Stands for a database in which deleting more takes too long.
     f.db.execute(
         "create function refuse() returns trigger language plpgsql as $$ begin
              if (select count(*) from gone) > 100 then raise 'too many'; end if; return null; end $$;
@@ -197,7 +197,7 @@ async fn a_locked_batch_is_skipped() {
             .execute(&mut *holder)
             .await
             .unwrap();
-        // One at a time, so that both batches are large.
+        // A limit of one makes both batches large.
         for limit in [1, 1, 5000] {
             assert!(delete_finished(&f.store, 7, limit).await.unwrap().tasks > 0, "{held} is waited for");
         }

@@ -1,5 +1,4 @@
-//! The ways in which a service like this breaks: many at once, slow receivers, early reports, deaths, disconnects.
-//! All with the real binary.
+//! Concurrent reports, slow receivers, early reports, kills and disconnects, all with the real binary.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ async fn children_of_forty_parents_that_end_at_once_are_released_once() {
     let ids = instances[0].api.create(&json!(tasks)).await;
     eventually("the parents to run", async || (count(&db, "running").await == 40).then_some(())).await;
     let answers = join_all(ids[..40].iter().enumerate().map(|(i, id)| {
-        // A client of its own each: forty connections.
+        // Each report has its own client and so its own connection.
         let api = Client::new(instances[i % 2].api.base());
         let id = id.clone();
         async move { tokio::spawn(async move { api.succeed(&id).await }).await.unwrap() }
@@ -136,7 +135,7 @@ async fn acknowledged_requests_survive_a_kill() {
     eventually("all to run", async || (count(&db, "running").await == 60).then_some(())).await;
     let (counting, ending) = (&ids[..10], &ids[10..]);
 
-    // Everybody hammers until the service is gone, and remembers what was answered.
+    // Clients send requests until the service is gone, and remember what was acknowledged.
     let hammer = |i: usize| {
         let (api, id) = (Client::new(first.api.base()), counting[i].clone());
         tokio::spawn(async move {
@@ -246,7 +245,7 @@ async fn clients_that_hang_up_leave_no_partial_change() {
             let mut stream = TcpStream::connect(&address).await.unwrap();
             let length = body.len();
             let head = format!("PATCH /task/{id} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n");
-            // Some in the middle of the head, some of the body, some as soon as all is sent.
+            // Some hang up within the head, some within the body, some as soon as all is sent.
             let whole = format!("{head}{body}");
             let end = match i % 4 {
                 0 => head.len() / 2,
@@ -269,7 +268,7 @@ async fn clients_that_hang_up_leave_no_partial_change() {
         (db.number(open).await == 0).then_some(())
     })
     .await;
-    // Whatever took effect did so whole; whatever did not can still be done.
+    // A report took effect as a whole, or not at all and can be repeated.
     for id in &ids[..301] {
         assert_eq!(instance.api.succeed(id).await.status, 200);
     }
@@ -288,7 +287,7 @@ async fn a_terminated_instance_gives_back_its_unstarted_claims() {
     instance.api.create(&json!(tasks)).await;
     eventually("some calls", async || (receiver.keys().len() >= 10).then_some(())).await;
     assert!(instance.terminate().success(), "exit code 0");
-    assert_eq!(count(&db, "claimed").await, 0, "unstarted work was given back, started work was written");
+    assert_eq!(count(&db, "claimed").await, 0, "unstarted claims were given back, answers were written");
     let keys = receiver.keys();
     assert_eq!(count(&db, "running").await, i64::try_from(keys.len()).unwrap());
     assert_eq!(count(&db, "pending").await, i64::try_from(100 - keys.len()).unwrap());
@@ -331,7 +330,7 @@ async fn clients_that_give_up_waiting_do_not_exhaust_the_connections() {
         "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     eventually("some to wait", async || (db.number(waiting).await >= 1).then_some(())).await;
     drop(streams);
-    // Their places are not free for others, who are told so.
+    // Their connections are not available to other requests, which are answered with 503.
     let (api, path) = (instance.api.clone(), format!("/task/{}", ids[0]));
     let others: Vec<_> = (0..20)
         .map(|_| {
@@ -341,7 +340,7 @@ async fn clients_that_give_up_waiting_do_not_exhaust_the_connections() {
         .collect();
     let all =
         "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'reprise'";
-    eventually("them to be told", async || {
+    eventually("them to be answered", async || {
         assert!(db.number(all).await <= 8, "no more connections than POOL_MAX_SIZE");
         others.iter().all(tokio::task::JoinHandle::is_finished).then_some(())
     })

@@ -1,4 +1,4 @@
-//! Dates under contention: what is granted counts from when it is granted, and no date is before the one it follows.
+//! Dates under contention: a timeout counts from the moment it is granted, and no event is dated before its predecessor.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Client, Database, Instance, Load, Receiver, Reply, Stranger, eventually};
+use crate::support::{Client, Database, Instance, Load, LockHolder, Receiver, Reply, eventually};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_heartbeat_after_a_delayed_start_grants_a_whole_timeout() {
@@ -28,8 +28,8 @@ async fn a_heartbeat_after_a_delayed_start_grants_a_whole_timeout() {
     let task = json!({"name": "n", "kind": "k", "timeout": timeout, "on_start": receiver.action("/start")});
     let ids = instance.api.create(&json!(vec![task; 10])).await;
     eventually("all to be called", async || (receiver.received().len() == 10).then_some(())).await;
-    let stranger = Stranger::holding(&db, "select from task order by id for update").await;
-    // The starts are written after the wait, and so are the signs of life that came during it.
+    let holder = LockHolder::holding(&db, "select from task order by id for update").await;
+    // The starts, and the heartbeats that arrive meanwhile, are written after the rows are released.
     answers.send_replace(true);
     let put = |id: &String| {
         let (api, path) = (Client::new(instance.api.base()), format!("/task/{id}"));
@@ -38,7 +38,7 @@ async fn a_heartbeat_after_a_delayed_start_grants_a_whole_timeout() {
     // The answers usually come first; no assertion depends on it.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let early: Vec<_> = ids.iter().map(put).collect();
-    stranger.let_go_after(Duration::from_secs(5)).await;
+    holder.release_after(Duration::from_secs(5)).await;
     for answer in join_all(early).await {
         let answer = answer.unwrap();
         assert!(answer.status == 202 || answer.is_not_now(), "{} {}", answer.status, answer.body);
@@ -54,7 +54,7 @@ async fn a_heartbeat_after_a_delayed_start_grants_a_whole_timeout() {
     }
     let lived = format!("select min(extract(epoch from ended_at) * 1000)::bigint - {sent} from task");
     let lived = db.number(&lived).await;
-    assert!(lived >= 1000 * timeout, "one timed out {lived} ms after its sign of life");
+    assert!(lived >= 1000 * timeout, "a task timed out {lived} ms after its heartbeat");
     db.assert_counters_match().await;
 }
 
@@ -71,9 +71,9 @@ async fn no_event_is_dated_before_the_one_it_follows() {
     let instances = [Instance::start(&db.url, &settings), Instance::start(&db.url, &settings)];
     let load = Load::on(&instances).await;
     let clients = load.clients(8);
-    // Everybody has to wait for somebody all the time.
+    // Transactions wait for locks all the time.
     let stop = CancellationToken::new();
-    let strangers: Vec<_> = ["task", "batch_count", "status_count", "task"]
+    let holders: Vec<_> = ["task", "batch_count", "status_count", "task"]
         .into_iter()
         .map(|table| {
             let (db, stop) = (db.clone(), stop.clone());
@@ -81,8 +81,8 @@ async fn no_event_is_dated_before_the_one_it_follows() {
                 while !stop.is_cancelled() {
                     let alive = if table == "task" { "where ended_at is null" } else { "" };
                     let rows = format!("select from {table} {alive} order by random() limit 20 for update skip locked");
-                    if let Some(stranger) = Stranger::holding_any(&db, &rows).await {
-                        stranger.let_go_after(Duration::from_millis(700)).await;
+                    if let Some(holder) = LockHolder::holding_any(&db, &rows).await {
+                        holder.release_after(Duration::from_millis(700)).await;
                     }
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -91,7 +91,7 @@ async fn no_event_is_dated_before_the_one_it_follows() {
         .collect();
     eventually("enough to be done", async || (load.ended() > 600).then_some(())).await;
     stop.cancel();
-    join_all(strangers).await.into_iter().for_each(Result::unwrap);
+    join_all(holders).await.into_iter().for_each(Result::unwrap);
     clients.stop().await;
     load.finish(&db).await;
     db.assert_last_updated_rose().await;

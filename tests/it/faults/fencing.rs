@@ -1,4 +1,4 @@
-//! A claim is fenced: once a task was claimed again, even by the same instance, only the answer of the new call counts.
+//! Fencing of claims: once a task is claimed again, even by the same instance, only the answer to the new call counts.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::support::instance::command;
 use crate::support::load::at;
-use crate::support::{Database, Instance, LOOPBACK, Receiver, Reply, Stranger, eventually};
+use crate::support::{Database, Instance, LOOPBACK, LockHolder, Receiver, Reply, eventually};
 
 const TASKS: usize = 30;
 
@@ -22,8 +22,8 @@ const SETTINGS: [(&str, &str); 5] = [
     ("WEBHOOK_ALLOW", LOOPBACK),
 ];
 
-/// An instance that has called twice for each of its tasks, because it lost them in between, and none of its calls is
-/// answered yet.
+/// An instance that has called twice for each of its tasks, because it lost its claims in between. No call is answered
+/// yet.
 struct CalledTwice {
     db: Database,
     instance: Instance,
@@ -55,9 +55,9 @@ impl CalledTwice {
         let ids = instance.api.create(&json!(vec![task; TASKS])).await;
         eventually("all to be called", async || (receiver.received().len() == TASKS).then_some(())).await;
 
-        // Nobody can claim while it is stopped, so what it loses is there when it goes on.
+        // No other instance can claim meanwhile, so the stopped one finds its lost tasks when it continues.
         instance.signal(Signal::STOP);
-        let gate = Stranger::holding(&db, "select pg_advisory_xact_lock(8243118329669313793)").await;
+        let claim_lock = LockHolder::holding(&db, "select pg_advisory_xact_lock(8243118329669313793)").await;
         let other = Instance::start(&db.url, &SETTINGS);
         db.end_leases(None).await;
         let pending = "select count(*) from task where status = 'pending'";
@@ -66,11 +66,11 @@ impl CalledTwice {
         })
         .await;
         other.kill();
-        // What the other one left at the server ends before the gate is open.
+        // Statements of the killed instance end before the claim lock is free.
         let left = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() \
                     and application_name = 'reprise' and wait_event = 'advisory'";
         db.number(left).await;
-        gate.let_go_after(std::time::Duration::ZERO).await;
+        claim_lock.release_after(std::time::Duration::ZERO).await;
         instance.signal(Signal::CONT);
         eventually("all to be called again", async || (receiver.received().len() == 2 * TASKS).then_some(())).await;
         CalledTwice { db, instance, receiver, ids, answers }
@@ -83,7 +83,7 @@ impl CalledTwice {
         }
     }
 
-    /// The workers of both calls report, and all of them are heard.
+    /// The workers of both calls report, and all their reports are accepted.
     async fn assert_reports_are_taken(&self) {
         for call in self.receiver.at("/start") {
             let answer = self.instance.api.patch(&at(&call), &json!({"status": "Success"})).await;
@@ -97,7 +97,7 @@ impl CalledTwice {
 async fn a_failed_call_of_a_lost_claim_does_not_fail_the_task() {
     let called = CalledTwice::new(|url| Instance::start(url, &SETTINGS)).await;
     called.answers.send_modify(|answers| answers[0] = Some(Reply::status(500)));
-    // When those that are refused after them have failed, whatever the first calls did is done.
+    // Answers are written in order: once later calls have failed, those of the first calls are written.
     for _ in 0..3 {
         let api = &called.instance.api;
         let refused = json!([{"name": "n", "kind": "k", "on_start": called.receiver.action("/refused")}]);
@@ -147,20 +147,24 @@ async fn answers_to_a_lost_and_a_current_claim_are_written_together() {
         reply.body = called.receiver.action(path);
         Some(reply)
     };
-    // The writer waits for the counters of their batch, and all other answers come meanwhile.
+    // The first answer waits for the counters of the batch, and the others arrive meanwhile.
     let answers: [Option<Reply>; 2] = [reply("/cancel/old"), reply("/cancel/new")];
-    let stranger = Stranger::holding(&called.db, "select from batch_count for update").await;
+    let holder = LockHolder::holding(&called.db, "select from batch_count for update").await;
     called.answers.send_replace(answers);
-    stranger.let_go_after(std::time::Duration::from_secs(1)).await;
+    holder.release_after(std::time::Duration::from_secs(1)).await;
     called.assert_all_run().await;
     let stored: Vec<String> =
         sqlx::query_scalar("select action from cancel_action").fetch_all(&called.db.pool).await.unwrap();
     assert_eq!(stored.len(), TASKS);
     let urls = stored.iter().map(|action| serde_json::from_str::<Value>(action).unwrap().to_string());
-    assert_eq!(urls.filter(|url| url.contains("/cancel/new")).count(), TASKS, "of the call that counts");
+    assert_eq!(
+        urls.filter(|url| url.contains("/cancel/new")).count(),
+        TASKS,
+        "only the answer to the current claim counts"
+    );
     called.assert_reports_are_taken().await;
     drop(called);
     let said = std::fs::read_to_string(&log).unwrap();
     std::fs::remove_file(&log).unwrap();
-    assert_eq!(said, "", "nothing went wrong");
+    assert_eq!(said, "", "no error was logged");
 }

@@ -1,4 +1,4 @@
-//! Rows that somebody else holds for longer than every limit of the service: only those wait who need them.
+//! Rows that another transaction locks for longer than every limit of the service: only work that needs them waits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::support::{Client, Database, Instance, PATIENCE, Receiver, Reply, Stranger, eventually, text};
+use crate::support::{Client, Database, Instance, LockHolder, PATIENCE, Receiver, Reply, eventually, text};
 
-/// Longer than the lease, than the limit of a transaction, and than both with all repetitions.
+/// Longer than a lease, and than a transaction with all its repetitions.
 const HOLD: Duration = Duration::from_secs(15);
 /// `DATABASE_TIMEOUT_SECS`
 const LIMIT: Duration = Duration::from_secs(5);
 
 const SETTINGS: [(&str, &str); 7] = [
-    // Warnings are what these tests are about.
+    // These tests cause warnings on purpose.
     ("RUST_LOG", "error"),
     ("WORKER_CLAIM_TIMEOUT_SECS", "8"),
     ("DATABASE_TIMEOUT_SECS", "5"),
@@ -76,8 +76,8 @@ impl Setup {
         ids
     }
 
-    /// A task of nobody's is created, started, reported and told of, each once.
-    async fn one_goes_through(&self, with: &Value) {
+    /// An unrelated task is created, started, reported and notified of, each once.
+    async fn one_task_succeeds(&self, with: &Value) {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let (start, done) = (format!("/start/{number}"), format!("/done/{number}"));
         let mut task = json!({"name": "n", "kind": "other", "timeout": 3600, "on_start": self.receiver.action(&start),
@@ -91,28 +91,28 @@ impl Setup {
         assert_eq!(self.receiver.at(&start).len(), 1, "called once");
     }
 
-    /// Several at a time, again and again, for as long as the rows have to be held.
-    async fn others_go_through_while(&self, stranger: Stranger, with: Value) {
+    /// Unrelated tasks succeed, several at a time, for as long as the rows are locked.
+    async fn others_succeed_while(&self, holder: LockHolder, with: Value) {
         loop {
-            join_all((0..4).map(|_| self.one_goes_through(&with))).await;
-            if stranger.held_for() > HOLD {
+            join_all((0..4).map(|_| self.one_task_succeeds(&with))).await;
+            if holder.held_for() > HOLD {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        stranger.let_go_after(HOLD).await;
+        holder.release_after(HOLD).await;
     }
 
-    /// A request whose answer is looked at later.
+    /// Sends a request in the background.
     fn spawn(&self, method: Method, path: String, body: Value) -> JoinHandle<u16> {
         // A connection of its own.
         let api = Client::new(self.api().base());
         tokio::spawn(async move { api.call(method, &path, Some(&body)).await.status.as_u16() })
     }
 
-    async fn hold_tasks(&self, ids: &[&String]) -> Stranger {
+    async fn hold_tasks(&self, ids: &[&String]) -> LockHolder {
         let ids = ids.iter().map(|id| format!("'{id}'")).collect::<Vec<_>>().join(", ");
-        Stranger::holding(&self.db, &format!("select from task where id in ({ids}) order by id for update")).await
+        LockHolder::holding(&self.db, &format!("select from task where id in ({ids}) order by id for update")).await
     }
 
     async fn batch_of(&self, id: &str) -> String {
@@ -120,9 +120,9 @@ impl Setup {
     }
 }
 
-/// All are answered with success, or told to come later.
+/// The statuses of all answers. None is a server error other than 503.
 async fn answered(requests: Vec<JoinHandle<u16>>) -> Vec<u16> {
-    let answers = tokio::time::timeout(PATIENCE, join_all(requests)).await.expect("everybody is answered");
+    let answers = tokio::time::timeout(PATIENCE, join_all(requests)).await.expect("every request is answered");
     let answers: Vec<u16> = answers.into_iter().map(Result::unwrap).collect();
     assert!(answers.iter().all(|status| *status == 503 || *status < 500), "{answers:?}");
     answers
@@ -135,8 +135,8 @@ async fn tasks_start_while_another_claimed_task_is_locked() {
     let mut held = setup.api().create(&task("/held/open")).await;
     held.extend(setup.api().create(&task("/held/answered")).await);
     eventually("both to be called", async || (setup.receiver.received().len() == 2).then_some(())).await;
-    let stranger = setup.hold_tasks(&[&held[0], &held[1]]).await;
-    // One is answered while its row is held; the other's lease cannot be renewed.
+    let holder = setup.hold_tasks(&[&held[0], &held[1]]).await;
+    // One call is answered while its row is locked; the lease of the other task cannot be renewed.
     setup.answer("/held/answered");
     let mut others = Vec::new();
     for _ in 0..10 {
@@ -146,7 +146,7 @@ async fn tasks_start_while_another_claimed_task_is_locked() {
     for id in &others {
         setup.api().wait_for(id, "Running").await;
     }
-    setup.others_go_through_while(stranger, json!({})).await;
+    setup.others_succeed_while(holder, json!({})).await;
     for id in &others {
         assert_eq!(setup.api().status(id).await, "Running");
         let calls = setup.receiver.at("/start").into_iter().filter(|call| call.header("x-task-id") == id);
@@ -173,7 +173,7 @@ async fn reports_succeed_while_children_of_other_tasks_are_locked() {
         parents.push(ids.remove(0));
     }
     let others = setup.running(json!(vec![json!({"name": "n", "kind": "k", "timeout": 3600}); 30])).await;
-    let stranger = setup.hold_tasks(&[&children[0], &children[1]]).await;
+    let holder = setup.hold_tasks(&[&children[0], &children[1]]).await;
     let report = |id: &String| setup.spawn(Method::PATCH, format!("/task/{id}"), json!({"status": "Success"}));
     let reports: Vec<_> = parents.iter().map(report).collect();
     let mut times = Vec::new();
@@ -186,7 +186,7 @@ async fn reports_succeed_while_children_of_other_tasks_are_locked() {
     }
     // Behind the reports of locked tasks, each of the thirty would wait for the limit of a transaction.
     assert!(times.iter().sum::<Duration>() < 6 * LIMIT, "reports wait for those of locked tasks: {times:?}");
-    stranger.let_go_after(HOLD).await;
+    holder.release_after(HOLD).await;
     for status in answered(reports).await {
         assert!(status == 200 || status == 503, "{status}");
     }
@@ -200,7 +200,7 @@ async fn reports_succeed_while_children_of_other_tasks_are_locked() {
     setup.db.assert_counters_match().await;
 }
 
-/// Sends a sign of life every half second until it is told to stop; answers how many brought a count.
+/// Sends a heartbeat every half second until it is told to stop; returns how many of them carried a count.
 fn be_alive(setup: &Setup, id: &str, stop: &watch::Sender<bool>) -> JoinHandle<i64> {
     let (api, path, mut stop) = (Client::new(setup.api().base()), format!("/task/{id}"), stop.subscribe());
     tokio::spawn(async move {
@@ -238,15 +238,15 @@ async fn heartbeats_count_while_the_counters_of_their_batch_are_locked() {
     signs.push(be_alive(&setup, &other, &stop));
     let batch = setup.batch_of(&mine[0]).await;
     let counters = format!("select from batch_count where batch_id = '{batch}' for update");
-    let stranger = Stranger::holding(&setup.db, &counters).await;
+    let holder = LockHolder::holding(&setup.db, &counters).await;
 
     let report = setup.spawn(Method::PATCH, format!("/task/{}", mine[1]), json!({"status": "Success"}));
-    setup.others_go_through_while(stranger, json!({})).await;
+    setup.others_succeed_while(holder, json!({})).await;
     stop.send_replace(true);
     let counted: Vec<i64> = join_all(signs).await.into_iter().map(Result::unwrap).collect();
     answered(vec![report]).await;
     for id in [&mine[0], &other] {
-        assert_eq!(setup.api().status(id).await, "Running", "its worker was alive");
+        assert_eq!(setup.api().status(id).await, "Running", "its worker sent heartbeats");
     }
     for id in &mine {
         assert_eq!(setup.api().succeed(id).await.status, 200);
@@ -260,7 +260,7 @@ async fn heartbeats_count_while_the_counters_of_their_batch_are_locked() {
     .await;
     eventually("it to be told", async || (!setup.receiver.at(path).is_empty()).then_some(())).await;
     assert_eq!(setup.api().succeed(&other).await.status, 200);
-    setup.one_goes_through(&json!({})).await;
+    setup.one_task_succeeds(&json!({})).await;
     assert_eq!(setup.receiver.at(path).len(), 1, "told once");
     setup.db.assert_counters_match().await;
 }
@@ -278,21 +278,21 @@ async fn tasks_start_and_end_while_the_counters_of_their_batch_are_locked() {
     setup.api().wait_for(&ids[0], "Running").await;
     let batch = setup.batch_of(&ids[0]).await;
     let counters = format!("select from batch_count where batch_id = '{batch}' for update");
-    let stranger = Stranger::holding(&setup.db, &counters).await;
+    let holder = LockHolder::holding(&setup.db, &counters).await;
     for id in &ids {
         setup.api().wait_for(id, "Running").await;
         let answer = setup.api().succeed(id).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
     }
     eventually("the end of the child to be told", async || (setup.receiver.at("/done").len() == 1).then_some(())).await;
-    stranger.let_go_after(HOLD).await;
+    holder.release_after(HOLD).await;
     eventually("the batch to be complete", async || {
         let batch = setup.api().get(&format!("/batch/{batch}")).await.body;
         (batch["status_counts"]["success"] == 2 && !batch["completed_at"].is_null()).then_some(())
     })
     .await;
     eventually("it to be told", async || (!setup.receiver.at(path).is_empty()).then_some(())).await;
-    setup.one_goes_through(&json!({})).await;
+    setup.one_task_succeeds(&json!({})).await;
     assert_eq!(setup.receiver.at(path).len(), 1, "told once");
     setup.db.assert_counters_match().await;
 }
@@ -318,7 +318,7 @@ async fn loops_continue_while_a_child_of_an_overdue_task_is_locked() {
     let due = setup.running(json!(vec![again; 5])).await;
     let mine = setup.api().create(&family).await;
     setup.api().wait_for(&mine[0], "Running").await;
-    let stranger = setup.hold_tasks(&[&mine[1]]).await;
+    let holder = setup.hold_tasks(&[&mine[1]]).await;
     // From now on with a timeout of one second.
     let time_out = async |id: &str| {
         let short = format!("update task set timeout_secs = 1, timeout_at = clock_timestamp() where id = '{id}'");
@@ -345,7 +345,7 @@ async fn loops_continue_while_a_child_of_an_overdue_task_is_locked() {
     for id in &lost {
         setup.api().wait_for(id, "Running").await;
     }
-    stranger.let_go_after(HOLD).await;
+    holder.release_after(HOLD).await;
     for id in &mine {
         setup.api().wait_for(id, "Failure").await;
     }
@@ -360,11 +360,11 @@ async fn due_retries_are_released_while_one_of_them_is_locked() {
     for id in &ids {
         assert_eq!(setup.api().fail(id).await.status, 200);
     }
-    let stranger = setup.hold_tasks(&[&ids[0]]).await;
+    let holder = setup.hold_tasks(&[&ids[0]]).await;
     for id in &ids[1..] {
         assert_eq!(setup.api().wait_for(id, "Running").await["run"], 1);
     }
-    stranger.let_go_after(HOLD).await;
+    holder.release_after(HOLD).await;
     assert_eq!(setup.api().wait_for(&ids[0], "Running").await["run"], 1);
     setup.db.assert_counters_match().await;
 }
@@ -374,14 +374,14 @@ async fn requests_succeed_while_the_claim_lock_is_held() {
     let setup = Setup::new().await;
     let task = json!({"name": "n", "kind": "k", "timeout": 3600, "on_success": [setup.receiver.action("/done")]});
     let ids = setup.running(json!(vec![task; 20])).await;
-    let gate = "select pg_advisory_xact_lock(8243118329669313793)";
-    let stranger = Stranger::holding(&setup.db, gate).await;
+    let claim_lock = "select pg_advisory_xact_lock(8243118329669313793)";
+    let holder = LockHolder::holding(&setup.db, claim_lock).await;
     let waited = "select coalesce(max(extract(epoch from clock_timestamp() - query_start) * 1000), 0)::bigint \
                   from pg_stat_activity where datname = current_database() and application_name = 'reprise' \
                   and wait_event_type = 'Lock'";
     let (mut new, mut longest) = (Vec::new(), 0);
     let mut next = ids.iter();
-    while stranger.held_for() < HOLD {
+    while holder.held_for() < HOLD {
         if let Some(id) = next.next() {
             let sign = setup.api().put(&format!("/task/{id}"), &json!({"new_success": 1})).await;
             assert_eq!(sign.status, 202, "{}", sign.body);
@@ -396,8 +396,12 @@ async fn requests_succeed_while_the_claim_lock_is_held() {
     let told = "all ends to be told";
     eventually(told, async || (setup.receiver.at("/done").len() == ids.len()).then_some(())).await;
     let waiting = format!("select count(*) from task where status = 'pending' and id <> '{}'", ids[0]);
-    assert_eq!(usize::try_from(setup.db.number(&waiting).await).unwrap(), new.len(), "nobody claims meanwhile");
-    stranger.let_go_after(HOLD).await;
+    assert_eq!(
+        usize::try_from(setup.db.number(&waiting).await).unwrap(),
+        new.len(),
+        "a task was claimed although the claim lock was held"
+    );
+    holder.release_after(HOLD).await;
     // A statement without a limit of its own would wait for as long as the lock is held.
     assert!(u128::try_from(longest).unwrap() < 2 * LIMIT.as_millis(), "a process waited for {longest} ms");
     for id in &new {
@@ -410,13 +414,13 @@ async fn requests_succeed_while_the_claim_lock_is_held() {
 async fn tasks_succeed_while_a_status_count_is_locked() {
     let setup = Setup::new().await;
     let nothing = json!({});
-    join_all((0..20).map(|_| setup.one_goes_through(&nothing))).await;
-    // The row to which most of its connections would write.
+    join_all((0..20).map(|_| setup.one_task_succeeds(&nothing))).await;
+    // The row to which most connections of the instance write.
     let row = "select from status_count where shard = (select shard from status_count order by (select count(*) from \
                pg_stat_activity where datname = current_database() and application_name = 'reprise' and \
                pid % 16 = shard) desc limit 1) for update";
-    let stranger = Stranger::holding(&setup.db, row).await;
-    setup.others_go_through_while(stranger, json!({})).await;
+    let holder = LockHolder::holding(&setup.db, row).await;
+    setup.others_succeed_while(holder, json!({})).await;
     setup.db.assert_counters_match().await;
 }
 
@@ -427,13 +431,13 @@ async fn tasks_succeed_while_a_slot_of_another_kind_is_locked() {
     let limited = json!([{"name": "n", "kind": "limited", "timeout": 3600, "rules": rule("limited")}]);
     let mut ids = setup.running(limited.clone()).await;
     let slots = "select from slot s join matcher m on m.id = s.matcher_id where m.kind = 'limited' for update of s";
-    let stranger = Stranger::holding(&setup.db, slots).await;
-    // It could start, and its slot is needed for that.
+    let holder = LockHolder::holding(&setup.db, slots).await;
+    // A rule lets this task start, but its slot is locked.
     ids.extend(setup.api().create(&limited).await);
     let report = setup.spawn(Method::PATCH, format!("/task/{}", ids[0]), json!({"status": "Success"}));
-    // With rules of their own.
+    // The other tasks have rules of their own.
     let many = json!([{"type": "Concurency", "max_concurency": 50, "matcher": {"kind": "other"}}]);
-    setup.others_go_through_while(stranger, json!({"rules": many})).await;
+    setup.others_succeed_while(holder, json!({"rules": many})).await;
     answered(vec![report]).await;
     for id in &ids {
         if setup.api().status(id).await != "Success" {
@@ -452,9 +456,9 @@ async fn tasks_succeed_while_a_notification_in_flight_is_locked() {
     assert_eq!(setup.api().succeed(&ids[0]).await.status, 200);
     eventually("it to be sent", async || (!setup.receiver.at("/held/done").is_empty()).then_some(())).await;
     let row = format!("select from outbox where task_id = '{}' for update", ids[0]);
-    let stranger = Stranger::holding(&setup.db, &row).await;
+    let holder = LockHolder::holding(&setup.db, &row).await;
     setup.answer("/held/done");
-    setup.others_go_through_while(stranger, json!({})).await;
+    setup.others_succeed_while(holder, json!({})).await;
     let open = "select count(*) from outbox where status <> 'success'";
     eventually("all to be marked", async || (setup.db.number(open).await == 0).then_some(())).await;
     setup.db.assert_counters_match().await;
@@ -466,9 +470,9 @@ async fn tasks_succeed_while_a_default_policy_is_locked() {
     let policy = json!({"max_retries": 2});
     let path = "/retry-policy/held";
     assert!(setup.api().put(path, &policy).await.status.is_success());
-    let stranger = Stranger::holding(&setup.db, "select from retry_policy where kind = 'held' for update").await;
+    let holder = LockHolder::holding(&setup.db, "select from retry_policy where kind = 'held' for update").await;
     let changes: Vec<_> = (0..12).map(|_| setup.spawn(Method::PUT, path.into(), policy.clone())).collect();
-    setup.others_go_through_while(stranger, json!({})).await;
+    setup.others_succeed_while(holder, json!({})).await;
     answered(changes).await;
     assert!(setup.api().put(path, &policy).await.status.is_success());
     setup.db.assert_counters_match().await;
@@ -479,12 +483,12 @@ async fn tasks_succeed_while_the_turn_of_another_fair_key_is_locked() {
     let setup = Setup::new().await;
     let mine = json!([{"name": "n", "kind": "k", "fair_key": "held"}]);
     let mut ids = setup.running(mine.clone()).await;
-    let stranger = Stranger::holding(&setup.db, "select from fair_turn where key = 'held' for update").await;
+    let holder = LockHolder::holding(&setup.db, "select from fair_turn where key = 'held' for update").await;
     let waiting: Vec<_> = (0..12).map(|_| setup.spawn(Method::POST, "/task".into(), mine.clone())).collect();
-    setup.others_go_through_while(stranger, json!({"fair_key": "other"})).await;
+    setup.others_succeed_while(holder, json!({"fair_key": "other"})).await;
     answered(waiting).await;
     ids.extend(setup.running(mine).await);
-    setup.one_goes_through(&json!({})).await;
+    setup.one_task_succeeds(&json!({})).await;
     setup.db.assert_counters_match().await;
 }
 
@@ -499,10 +503,10 @@ async fn tasks_succeed_while_retry_statistics_are_locked() {
         assert_eq!(answer.status, 200);
     }
     let rows = "select from retry_stat where kind = 'held' for update";
-    let stranger = Stranger::holding(&setup.db, rows).await;
+    let holder = LockHolder::holding(&setup.db, rows).await;
     let report = |id: &String| setup.spawn(Method::PATCH, format!("/task/{id}"), json!({"status": "Success"}));
     let reports: Vec<_> = later.iter().map(report).collect();
-    setup.others_go_through_while(stranger, json!({"retry": retry})).await;
+    setup.others_succeed_while(holder, json!({"retry": retry})).await;
     answered(reports).await;
     for id in later {
         assert_eq!(setup.api().succeed(id).await.status, 200);
@@ -514,9 +518,9 @@ async fn tasks_succeed_while_retry_statistics_are_locked() {
 async fn many_requests_for_a_locked_task_leave_connections_for_others() {
     let setup = Setup::new().await;
     let held = setup.running(json!([{"name": "n", "kind": "k", "timeout": 3600}])).await.remove(0);
-    let stranger = setup.hold_tasks(&[&held]).await;
+    let holder = setup.hold_tasks(&[&held]).await;
     let stop = watch::Sender::new(false);
-    // More than there are connections, each again as soon as it is answered.
+    // More clients than connections, each of which repeats its request as soon as it is answered.
     let want = |i: usize| {
         let (api, id, stop) = (Client::new(setup.api().base()), held.clone(), stop.subscribe());
         tokio::spawn(async move {
@@ -533,9 +537,9 @@ async fn many_requests_for_a_locked_task_leave_connections_for_others() {
         })
     };
     let many: Vec<_> = (0..60).map(want).collect();
-    setup.others_go_through_while(stranger, json!({})).await;
+    setup.others_succeed_while(holder, json!({})).await;
     stop.send_replace(true);
-    for one in tokio::time::timeout(PATIENCE, join_all(many)).await.expect("everybody is answered") {
+    for one in tokio::time::timeout(PATIENCE, join_all(many)).await.expect("every request is answered") {
         one.unwrap();
     }
     setup.db.assert_counters_match().await;

@@ -1,5 +1,5 @@
-//! Three instances of the real binary on one database, through every fault: killed, stopped, terminated, and the
-//! database taken away from them. Whatever was acknowledged holds, and everything comes to its end.
+//! Three instances of the real binary on one database: killed, stopped, terminated, disconnected, and without their
+//! database. Acknowledged work is never lost, and all of it comes to its end.
 
 use std::collections::HashSet;
 
@@ -16,9 +16,9 @@ use crate::support::{Client, Database, Instance, Load, PATIENCE, Server, eventua
 /// Calls at once per instance, and as many again are claimed to follow them.
 const CALLS: usize = 10;
 
-/// With the lease last.
+/// The lease is the last of them.
 const SETTINGS: [(&str, &str); 7] = [
-    // Warnings are what these tests are about.
+    // These tests cause warnings on purpose.
     ("RUST_LOG", "error"),
     ("WORKER_LOOP_INTERVAL_MS", "200"),
     ("RETRY_LOOP_INTERVAL_MS", "200"),
@@ -106,7 +106,7 @@ async fn a_killed_instance_loses_no_acknowledged_task() {
     load.hold(&instances[0]);
     let clients = load.clients(2);
     let holding = Holding::of(&load, &db).await;
-    load.close_door(&instances[0]);
+    load.remove_instance(&instances[0]);
     instances.remove(0).kill();
 
     // Some of the workers that it called live on and report before its leases end: their runs have ended for good.
@@ -126,7 +126,7 @@ async fn a_killed_instance_loses_no_acknowledged_task() {
         assert_eq!(calls.len(), expected, "{key} was called by {calls:?}");
     }
     assert!(holding.uncalled.iter().all(|key| starts.contains_key(key)), "taken over");
-    // Workers that come too late may say again what is recorded, and nothing else.
+    // Late workers may repeat the recorded outcome, and report nothing else.
     let api = &instances[0].api;
     for call in dead {
         assert_eq!(api.patch(&at(call), &json!({"status": "Success"})).await.status, 200);
@@ -143,8 +143,8 @@ async fn an_instance_stopped_past_its_leases_moves_no_lost_task() {
     let mut instances = three(&db.url, "10", "3600");
     let load = Load::on(&instances).await;
     let stopped = instances.remove(0);
-    // No request is with it when it stops: it would be without an answer until it goes on.
-    load.close_door(&stopped);
+    // No request is sent to it any more: it would not be answered until the instance continues.
+    load.remove_instance(&stopped);
     load.hold(&stopped);
     let holding = Holding::of(&load, &db).await;
     stopped.signal(Signal::STOP);
@@ -175,7 +175,7 @@ async fn an_instance_stopped_past_its_leases_moves_no_lost_task() {
         (db.number(&format!("select count(*) {by_it} and to_status = 'running'")).await > 10).then_some(())
     })
     .await;
-    // It ends when it has written all results: whatever it had to say has been said.
+    // It ends after it has written all answers.
     assert!(stopped.terminate().success());
     assert_eq!(theirs().await, keys.len(), "its late answers have moved nothing");
     load.let_go();
@@ -183,11 +183,14 @@ async fn an_instance_stopped_past_its_leases_moves_no_lost_task() {
     assert!(load.late().is_empty(), "{:?}", load.late());
     let late = sqlx::AssertSqlSafe(format!("select count(*) {by_it} and task_ids && $1"));
     let late: i64 = sqlx::query_scalar(late).bind(&holding.tasks).fetch_one(&db.pool).await.unwrap();
-    assert_eq!(late, 0, "nor has it done so later");
+    assert_eq!(late, 0, "nor has it moved them later");
     for (key, calls) in load.starts() {
         let expected = if holding.called.contains(&key) { 2 } else { 1 };
         assert_eq!(calls.len(), expected, "{key} was called by {calls:?}");
-        assert!(!holding.uncalled.contains(&key) || calls[0] != address, "{key} was called by who had lost it");
+        assert!(
+            !holding.uncalled.contains(&key) || calls[0] != address,
+            "{key} was called by the instance that had lost it"
+        );
     }
 }
 
@@ -206,7 +209,7 @@ async fn an_instance_stopped_inside_a_transaction_does_not_block_the_others() {
     let for_lock = waiting("wait_event_type = 'Lock'");
     eventually("its report to wait", async || (db.number(&for_lock).await == 1).then_some(())).await;
     instances[0].signal(Signal::STOP);
-    // Now its transaction has the row, and nobody is there to end it.
+    // Now its transaction has locked the row, and only the server can end it.
     holder.rollback().await.unwrap();
     let open = waiting("state = 'idle in transaction'");
     eventually("its transaction to be open", async || (db.number(&open).await == 1).then_some(())).await;
@@ -297,7 +300,7 @@ async fn a_database_restart_loses_no_work() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_terminated_instance_hands_its_uncalled_claims_to_the_others() {
     let db = Database::new().await;
-    // No lease ends here: what is not given back stays where it is.
+    // No lease ends in this test: a claim that is not given back stays claimed.
     let mut instances = three(&db.url, "3600", "3600");
     let load = Load::on(&instances).await;
     load.hold(&instances[0]);
@@ -317,7 +320,7 @@ async fn a_terminated_instance_hands_its_uncalled_claims_to_the_others() {
     assert_eq!(usize::try_from(given_back).unwrap(), holding.uncalled.len());
     assert_eq!(load.held().len(), CALLS, "it has made no further call");
     load.let_go();
-    load.close_door(&leaving);
+    load.remove_instance(&leaving);
     assert!(leaving.ended().await.success(), "exit code 0");
     load.finish(&db).await;
     assert!(load.late().is_empty(), "{:?}", load.late());
@@ -327,5 +330,5 @@ async fn a_terminated_instance_hands_its_uncalled_claims_to_the_others() {
     }
     let recorded = "select task_id || ':start:success:' || run from attempt where instance = $1";
     let recorded: Vec<String> = sqlx::query_scalar(recorded).bind(holding.instance).fetch_all(&db.pool).await.unwrap();
-    assert!(holding.called.iter().all(|key| recorded.contains(key)), "its calls were answered and that was written");
+    assert!(holding.called.iter().all(|key| recorded.contains(key)), "the answers to its calls were written");
 }

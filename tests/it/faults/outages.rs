@@ -1,5 +1,5 @@
-//! An instance that loses its database again and again, through connections that fall silent, stall, are cut or lose
-//! their answers. It says so while it lasts, and a few seconds later everything works.
+//! An instance that repeatedly loses its database: connections fall silent, stall, are cut or lose answers. The instance
+//! reports that it is not ready meanwhile, and works again soon after.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Answer, Client, Database, Fault, Instance, PATIENCE, Proxy, Receiver, eventually, text};
 
-/// Longer than a transaction may take, than a connection is waited for, and than a loop may take for a tick.
+/// Longer than the limits of a transaction, of waiting for a connection, and of a tick.
 const OUTAGE: Duration = Duration::from_secs(8);
 /// A deadline that a slow machine keeps as well: recovery takes less than ten seconds.
 const RECOVERY: Duration = Duration::from_secs(40);
@@ -44,7 +44,7 @@ impl Outages {
     async fn new() -> Outages {
         let db = Database::new().await;
         let proxy = Proxy::start(&db).await;
-        // The pool that it has by itself.
+        // The default size of the pool.
         let settings = [("RUST_LOG", "error"), ("POOL_MAX_SIZE", "16"), ("DATABASE_TIMEOUT_SECS", "3")];
         let instance = Instance::start(&proxy.url, &settings);
         Outages { db, proxy, instance, receiver: Receiver::start().await }
@@ -82,7 +82,7 @@ impl Outages {
             Request::new(Method::POST, format!("/batch/{failed}/retry"), json!({}), 200),
             Request::new(Method::DELETE, format!("/batch/{stopped}"), Value::Null, 200),
             Request::new(Method::PUT, format!("/retry-policy/kind{round}"), policy, 200),
-            // It is being executed.
+            // Refused: the task is running.
             Request::new(Method::POST, format!("/task/{alive}/retry"), json!({}), 409),
             Request::new(Method::GET, "/task", Value::Null, 200),
             Request::new(Method::GET, format!("/batch/{ruled}"), Value::Null, 200),
@@ -111,7 +111,7 @@ impl Outages {
         self.db.assert_counters_match().await;
     }
 
-    /// Waits until it is idle and hears of others, with whatever connections it needs for that.
+    /// Waits until the instance listens for wake-ups on a connection that was opened after `moment`.
     async fn listens_since(&self, moment: i64) {
         let listens = format!(
             "select count(*) from pg_stat_activity where datname = current_database() and query ilike 'listen%' \
@@ -127,7 +127,7 @@ impl Outages {
 
     async fn assert_not_ready(&self) {
         let ready = || async { self.instance.api.get("/ready").await };
-        eventually("it to say that it is not ready", async || (ready().await.status == 503).then_some(())).await;
+        eventually("the instance not to be ready", async || (ready().await.status == 503).then_some(())).await;
         assert!(ready().await.is_not_now());
     }
 }
@@ -139,7 +139,7 @@ async fn in_time(healed: Instant, what: &str, mut condition: impl AsyncFnMut() -
     }
 }
 
-/// Repeats what is not answered, or answered with "not now".
+/// Repeats a request that is not answered, or is answered with 503.
 async fn insist(api: &Client, healed: Instant, request: &Request) -> Answer {
     let what = format!("{} {}", request.method, request.path);
     loop {
@@ -182,7 +182,7 @@ async fn an_idle_instance_replaces_silent_connections() {
         outages.assert_works(round, &requests).await;
         outages.listens_since(moment).await;
         let silent = outages.proxy.open();
-        assert!(silent < 64, "{silent} connections: what was given up is closed");
+        assert!(silent < 64, "{silent} connections are open: silent ones are not closed");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Behind PgBouncer in transaction mode, where a client has another connection of the server in each transaction.
+//! The service behind PgBouncer in transaction mode, where each transaction may use another connection of the server.
 //! Needs a PgBouncer: `PGBOUNCER=/usr/sbin/pgbouncer cargo test --test it -- --ignored pooler`.
 
 use std::os::unix::fs::{MetadataExt, chown};
@@ -46,7 +46,7 @@ impl Pooler {
     }
 
     async fn run(dir: &Path) -> Child {
-        let program = std::env::var("PGBOUNCER").expect("PGBOUNCER says where it is");
+        let program = std::env::var("PGBOUNCER").expect("PGBOUNCER is the path of PgBouncer");
         let owner = std::fs::metadata(dir).unwrap();
         let mut command = Command::new(program);
         command.arg(dir.join("pgbouncer.ini")).stdout(Stdio::null()).stderr(Stdio::null());
@@ -104,13 +104,13 @@ async fn the_service_works_behind_pgbouncer_in_transaction_mode() {
     eventually("clients and workers to be told", async || (load.refused() > refused).then_some(())).await;
     server.start().await;
     goes_on().await;
-    load.close_door(&instances[0]);
+    load.remove_instance(&instances[0]);
     assert!(instances.remove(0).terminate().success());
     goes_on().await;
     clients.stop().await;
     load.finish(&db).await;
     let log = pooler.log();
-    assert!(!log.contains("not linked"), "nobody listens where nothing can be heard: {log}");
+    assert!(!log.contains("not linked"), "no instance listens through the pooler: {log}");
     drop(instances);
     db.pool.close().await;
     server.stop_fast().await;

@@ -1,4 +1,4 @@
-//! Whatever clients do, an instance has no more server processes than `POOL_MAX_SIZE` and one that listens.
+//! An instance has at most `POOL_MAX_SIZE` server processes and one that listens, even if clients hang up.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Database, Instance, Stranger};
+use crate::support::{Database, Instance, LockHolder};
 
 /// `POOL_MAX_SIZE`
 const POOL: usize = 8;
@@ -38,8 +38,8 @@ fn hang_up(instance: &Instance, clients: u64, request: impl Fn(u64) -> String) -
     stop
 }
 
-/// Counts server processes for as long as the siege takes. An idle process whose connection was closed ends soon, however
-/// slow the machine is; a process counts that was at work three times in a row, or was there for five seconds.
+/// Counts server processes for as long as the siege takes. An idle process whose connection was closed needs a moment to
+/// end. So a process counts if it was at work three times in a row, or was there for five seconds.
 async fn assert_bounded(db: &Database) {
     let processes = "select pid, state is distinct from 'idle' from pg_stat_activity \
                      where datname = current_database() and application_name = 'reprise'";
@@ -61,7 +61,7 @@ async fn assert_bounded(db: &Database) {
         (before, last) = (last, now);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert!(seen > 0, "there were some");
+    assert!(seen > 0, "no server process was seen");
 }
 
 async fn assert_alive(instance: &Instance) {
@@ -74,7 +74,7 @@ async fn assert_alive(instance: &Instance) {
 async fn clients_that_hang_up_on_slow_lists_leave_no_server_processes_behind() {
     let db = Database::new().await;
     let instance = start(&db);
-    // None of them has succeeded: whoever asks for those of their kind that have looks at all of them.
+    // No task has succeeded, so a list of succeeded tasks of this kind reads all of them.
     db.execute(
         "insert into batch (id, kinds, total, created_at) values (gen_random_uuid(), '{slow}', 300000, now());
          insert into task_spec (id, batch_id, name, kind, metadata, created_at)
@@ -105,7 +105,7 @@ async fn clients_that_hang_up_while_they_wait_for_a_lock_leave_no_server_process
     let batch = created.headers["x-batch-id"].to_str().unwrap().to_owned();
     let id = created.body[0]["id"].as_str().unwrap().to_owned();
     instance.api.wait_for(&id, "Running").await;
-    let stranger = Stranger::holding(&db, "select from task for update").await;
+    let holder = LockHolder::holding(&db, "select from task for update").await;
     let stop = hang_up(&instance, 40, |i| {
         let (method, path, body) = match i % 6 {
             0 => ("PATCH", format!("/task/{id}"), "{\"new_success\": 1}"),
@@ -122,7 +122,7 @@ async fn clients_that_hang_up_while_they_wait_for_a_lock_leave_no_server_process
     });
     assert_bounded(&db).await;
     stop.cancel();
-    stranger.let_go_after(SIEGE).await;
+    holder.release_after(SIEGE).await;
     assert_alive(&instance).await;
     db.assert_counters_match().await;
 }

@@ -41,7 +41,7 @@ impl Silence {
         ids
     }
 
-    /// One request meets the silence, another one comes behind it. Both are answered, and the next one is done.
+    /// One request meets the silence, and another one follows it. Both are answered, and the next one succeeds.
     async fn two_requests(&self, trap: &'static str, send: impl AsyncFn(&Client) -> u16) {
         self.proxy.trap(trap);
         let (first, second) = tokio::join!(send(&self.instance.api), async {
@@ -109,7 +109,7 @@ async fn on_start_answers_and_deliveries_are_written_despite_silent_connections(
     eventually("all to run", async || (silence.count("running").await == 5).then_some(())).await;
     assert_eq!(silence.receiver.at("/start").len(), 5, "each called once");
 
-    // And what came of notifications.
+    // So are the results of deliveries.
     silence.proxy.trap("/* mark deliveries */");
     for id in &ids {
         assert_eq!(silence.instance.api.succeed(id).await.status, 200);
@@ -125,7 +125,7 @@ async fn the_service_recovers_when_all_connections_fall_silent() {
     let silence = Silence::new().await;
     let ids = silence.running(3).await;
     let api = &silence.instance.api;
-    // So that there are connections to forget.
+    // Opens connections, which then fall silent.
     let paths: Vec<String> = ids.iter().map(|id| format!("/task/{id}")).collect();
     let nothing = json!({});
     join_all(paths.iter().flat_map(|path| [api.put(path, &nothing), api.put(path, &nothing)])).await;
@@ -134,7 +134,7 @@ async fn the_service_recovers_when_all_connections_fall_silent() {
     let listener = silence.db.number(listening).await;
     silence.proxy.forget_all();
     let task = json!([{"name": "n", "kind": "k", "on_start": silence.receiver.action("/late")}]);
-    eventually("a sign of life", async || (api.put(&paths[0], &nothing).await.status == 202).then_some(())).await;
+    eventually("a heartbeat", async || (api.put(&paths[0], &nothing).await.status == 202).then_some(())).await;
     eventually("a report", async || (api.succeed(&ids[1]).await.status == 200).then_some(())).await;
     eventually("a new task", async || (api.post("/task", &task).await.status == 201).then_some(())).await;
     eventually("its start", async || (!silence.receiver.at("/late").is_empty()).then_some(())).await;
@@ -160,11 +160,11 @@ async fn a_request_that_times_out_on_a_lock_leaves_no_waiting_statement() {
     assert_eq!((sign.status.as_u16(), report.status.as_u16()), (503, 503));
     let waiting =
         "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-    // One behind the other waits for the lock of the row and then for its holder, each for that long.
+    // One waits behind the other: for the lock of the row, and then for its holder.
     eventually("them to give up", async || (silence.db.number(waiting).await == 0).then_some(())).await;
     holder.rollback().await.unwrap();
     assert_eq!(api.succeed(&ids[0]).await.status, 200);
-    assert_eq!(api.task(&ids[0]).await["success"], 0, "what was not acknowledged has not come later");
+    assert_eq!(api.task(&ids[0]).await["success"], 0, "a heartbeat that was not acknowledged takes no effect later");
     silence.db.assert_counters_match().await;
 }
 
@@ -178,7 +178,7 @@ async fn without_a_database_all_readers_of_policies_fail_at_once() {
     for answer in join_all((0..20).map(|_| policies::by_kind(&store))).await {
         let error = answer.unwrap_err();
         assert!(error.is_unavailable());
-        assert_eq!(error.to_string().matches("not available").count(), 1, "{error}: said once, however many are told");
+        assert_eq!(error.to_string().matches("not available").count(), 1, "{error}: the reason is given once");
     }
     assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
 }

@@ -1,8 +1,8 @@
 //! A storm of random faults: instances are killed and stopped, their connections break in every way, sessions are
-//! ended, and a stranger holds rows. Everything is healed at the end; then all work ends and nothing that was
-//! acknowledged is lost.
+//! terminated, and another transaction holds rows. Once the faults are over, all work comes to its end and nothing that
+//! was acknowledged is lost.
 //!
-//! `STORM_SEED` repeats a storm, as far as the machine does; `STORM_SECS` says how long it takes.
+//! `STORM_SEED` repeats a storm, as far as timing allows; `STORM_SECS` sets its length.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use crate::support::{Database, Fault, Instance, Load, PATIENCE, Proxy, Stranger, eventually};
+use crate::support::{Database, Fault, Instance, Load, LockHolder, PATIENCE, Proxy, eventually};
 
 const SETTINGS: [(&str, &str); 8] = [
     ("RUST_LOG", "off"),
@@ -29,10 +29,10 @@ const SETTINGS: [(&str, &str); 8] = [
 
 /// What connections say, to be hit in the middle of it.
 const SAYINGS: [&str; 6] = ["commit", "begin", "rollback", "select", "update", "insert"];
-/// Where a stranger holds rows.
+/// Tables whose rows another transaction holds.
 const TABLES: [&str; 6] = ["task", "task", "batch_count", "status_count", "slot", "outbox"];
 
-/// One instance and the network between it and the database. Whoever strikes it has it for himself.
+/// One instance and the network between it and the database. At most one fault at a time concerns it.
 struct Target {
     proxy: Proxy,
     instance: Mutex<Option<Instance>>,
@@ -122,7 +122,7 @@ impl Storm {
                 killed.kill();
                 tokio::time::sleep(time).await;
                 let next = begin(&target.proxy).await;
-                self.load.change_door(&address, &next);
+                self.load.replace_instance(&address, &next);
                 *place = Some(next);
             }
             Blow::Stop(target) => {
@@ -159,8 +159,8 @@ impl Storm {
             }
             Blow::Hold(table, rows) => {
                 let rows = format!("select from {table} order by random() limit {rows} for update skip locked");
-                if let Some(stranger) = Stranger::holding_any(&self.db, &rows).await {
-                    stranger.let_go_after(time).await;
+                if let Some(holder) = LockHolder::holding_any(&self.db, &rows).await {
+                    holder.release_after(time).await;
                 }
             }
         }
@@ -215,11 +215,11 @@ async fn nothing_is_lost_in_a_storm_of_faults() {
     storm.rage(&mut rng, length).await;
     println!("{} runs ended in the storm", storm.load.ended());
 
-    // Each of them works again.
+    // Each instance works again.
     for target in storm.targets.iter() {
         let mut place = target.instance.lock().await;
         let instance = place.as_mut().unwrap();
-        assert!(instance.is_alive(), "an instance has ended by itself");
+        assert!(instance.is_alive(), "an instance ended although it was not killed");
         let api = instance.api.clone();
         eventually("an instance to be ready", async || (api.get("/ready").await.status == 200).then_some(())).await;
     }

@@ -1,4 +1,4 @@
-//! Many at once on the same rows: nothing gets lost between two transactions.
+//! Concurrent requests on the same rows: no change is lost between two transactions.
 
 use futures_util::future::join_all;
 use reprise::clock::Clock;
@@ -77,15 +77,15 @@ async fn a_parent_that_will_be_retried_moves_no_child() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_requests_of_every_kind_keep_the_counters_right() {
-    everybody_at_everything("0").await;
+    send_requests_of_every_kind("0").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_requests_with_dead_end_cancel_keep_the_counters_right() {
-    everybody_at_everything("1").await;
+    send_requests_of_every_kind("1").await;
 }
 
-async fn everybody_at_everything(dead_end_cancel: &str) {
+async fn send_requests_of_every_kind(dead_end_cancel: &str) {
     let db = Database::new().await;
     let settings =
         [("WORKER_LOOP_INTERVAL_MS", "20"), ("RETRY_LOOP_INTERVAL_MS", "20"), ("DEAD_END_CANCEL", dead_end_cancel)];
@@ -125,7 +125,7 @@ async fn everybody_at_everything(dead_end_cancel: &str) {
     for storm in join_all(storms).await {
         storm.unwrap();
     }
-    // Let go of what is paused, report the rest, and see that the batch can end.
+    // Resume paused tasks and report the others: the batch can end.
     let batch = instances[0].api.task(&ids[0]).await["batch_id"].as_str().unwrap().to_owned();
     eventually("the batch to end", async || {
         for task in instances[0]
@@ -149,13 +149,13 @@ async fn everybody_at_everything(dead_end_cancel: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_wake_up_reaches_another_instance() {
     let db = Database::new().await;
-    // Neither would look by itself for an hour.
+    // Without a wake-up, the instance would look for work after an hour.
     let lazy = [("WORKER_LOOP_INTERVAL_MS", "3600000"), ("RETRY_LOOP_INTERVAL_MS", "3600000")];
     let idle = Instance::start(&db.url, &lazy);
     let f = Fixture::on(Database::at(&db.url), &[]).await;
     let token = tokio_util::sync::CancellationToken::new();
     let teller = tokio::spawn(reprise::loops::wakeup::tell(f.store.clone(), token.clone()));
-    // Created by an instance that has no loops: only the other one can start it. It may not be listening yet.
+    // Created by a service without loops, so only the other instance can start it. It may not be listening yet.
     let done = tokio::time::timeout(PATIENCE, async {
         loop {
             let ids = f.api.create(&json!([{"name": "n", "kind": "k"}])).await;
@@ -166,7 +166,7 @@ async fn a_wake_up_reaches_another_instance() {
             }
         }
     });
-    assert!(done.await.is_ok(), "it was not woken");
+    assert!(done.await.is_ok(), "the instance was not woken");
     token.cancel();
     teller.await.unwrap();
 }
@@ -186,13 +186,13 @@ async fn an_aborted_begin_leaves_no_transaction_open() {
             tokio::task::yield_now().await;
         }
         drop(begin);
-        // Whoever gets the connection next must not find himself inside somebody else's transaction.
+        // The next user of the connection must not find an open transaction.
         store.ping().await.unwrap();
         assert_eq!(db.number(open).await, 0, "after {polls} polls");
     }
 }
 
-/// The client whose request does the work of all that wait with it hangs up: the others are answered all the same.
+/// The client whose request commits those of all others hangs up: the others are answered all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_client_that_hangs_up_fails_no_other_request_of_its_group_commit() {
     let f = Fixture::new().await;

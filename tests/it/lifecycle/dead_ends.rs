@@ -1,4 +1,4 @@
-//! Dead ends: after a bad end, alive tasks on which nothing alive depends any more are canceled, upward.
+//! Dead ends: after a task ends badly, its alive ancestors on which nothing alive depends are canceled.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -31,14 +31,14 @@ async fn cancel(f: &Fixture, id: &str) {
     assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
-/// The last move of a task: where to, why and by whom.
+/// The last event of a task: its status, cause and actor.
 async fn last_move(f: &Fixture, id: &str) -> (String, String, String) {
     let events = f.api.get(&format!("/task/{id}/events")).await.body;
     let last = events.as_array().unwrap().last().unwrap().clone();
     (text(&last["to"]), text(&last["cause"]), text(&last["actor"]))
 }
 
-/// Two roots of one child, and one more above nothing else.
+/// Two roots with one child.
 fn fan_in() -> Value {
     json!([task("a", &[]), task("b", &[]), task("c", &[("a", true), ("b", true)])])
 }
@@ -69,7 +69,7 @@ async fn dead_ends_are_canceled_only_if_the_setting_or_the_batch_says_so() {
     let f = Fixture::with(&ON).await;
     let ids = f.api.create(&fan_in()).await;
     cancel(&f, &ids[2]).await;
-    assert_eq!(statuses(&f, &ids).await, ["Canceled", "Canceled", "Canceled"], "an array has no say");
+    assert_eq!(statuses(&f, &ids).await, ["Canceled", "Canceled", "Canceled"], "an array of tasks uses the setting");
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn a_dead_end_is_canceled_in_every_alive_status() {
 #[tokio::test]
 async fn a_success_cancels_no_parent_and_an_alive_child_keeps_it() {
     let f = Fixture::with(&ON).await;
-    // Both children can end while their parent is alive: it is retried by hand after they began.
+    // Both children can end while their parent is alive: it is retried manually after they began.
     let ids = f.api.create(&json!([task("p", &[]), task("c", &[("p", false)]), task("d", &[("p", false)])])).await;
     f.claim().await;
     f.api.fail(&ids[0]).await;
@@ -127,7 +127,7 @@ async fn a_success_cancels_no_parent_and_an_alive_child_keeps_it() {
     f.api.fail(&ids[1]).await;
     assert_eq!(statuses(&f, &ids).await, ["Pending", "Failure", "Running"]);
     f.api.succeed(&ids[2]).await;
-    assert_eq!(statuses(&f, &ids).await, ["Pending", "Failure", "Success"], "nobody ended badly just now");
+    assert_eq!(statuses(&f, &ids).await, ["Pending", "Failure", "Success"], "a success triggers no cancellation");
     f.db.assert_counters_match().await;
 }
 
@@ -205,7 +205,7 @@ async fn a_dead_end_barrier_is_canceled_and_its_parents_stay() {
     assert_eq!(
         statuses(&f, &ids).await,
         ["Pending", "Canceled", "Failure", "Failure"],
-        "its own end, too, stays there"
+        "the end of the barrier itself does not pass it either"
     );
     f.db.assert_counters_match().await;
 }
@@ -237,7 +237,7 @@ async fn timeouts_and_failed_starts_cancel_dead_ends() {
     let mut f = Fixture::with(&ON).await;
     let receiver = Receiver::start().await;
     receiver.answer(Reply::status(500));
-    // Of each trio one parent times out, or is not started; the other one goes with the child.
+    // In each trio one parent times out or fails to start; the child fails, and the other parent is a dead end.
     let mut tasks = Vec::new();
     for i in 0..40 {
         let (a, b) = (format!("a{i}"), format!("b{i}"));
@@ -442,9 +442,9 @@ async fn parents_that_end_at_once_do_not_deadlock() {
             })
         });
         for status in join_all(reports).await {
-            assert!([200, 409].contains(&status.unwrap()), "409 is for who was canceled as a dead end");
+            assert!([200, 409].contains(&status.unwrap()), "409 answers the report of a canceled task");
         }
-        // The child that only wants an end is alive, and keeps all of them.
+        // The child that does not require success is alive and keeps all its parents alive.
         let alive = f.api.status(&ids[12]).await;
         assert_eq!(alive, "Pending");
         assert_eq!(statuses(&f, &ids[13..]).await, ["Failure", "Failure"]);
@@ -481,7 +481,7 @@ async fn parents_that_fail_at_once_cancel_the_others_in_one_transaction() {
             let expected: &[&str] = if *answer == 200 { &["Failure", "Success"] } else { &["Canceled"] };
             assert!(expected.contains(&status.as_str()), "{status} was answered with {answer}");
         }
-        // Failures that were reported together are one transaction, and it takes all others with it.
+        // The first failures are one transaction, which cancels all other parents.
         let ended = format!(
             "select count(distinct xmin::text) from task where status <> 'success'
              and batch_id = (select batch_id from task where id = '{}')",

@@ -1,4 +1,4 @@
-//! Dependencies: who waits, who is released, who falls.
+//! Dependencies: when children wait, are released, or fail with their parents.
 
 use serde_json::{Value, json};
 
@@ -133,7 +133,7 @@ async fn the_last_of_3000_parents_releases_their_child() {
     tasks.push(json!({"id": "join", "name": "join", "kind": "k", "dependencies": needs}));
     let ids = f.api.create(&json!(tasks)).await;
     while f.claim().await > 0 {}
-    // All but one at once, as a batch of reports would do it.
+    // As if all parents but one had ended.
     f.db.execute("update task set wait_count = 1 where status = 'waiting'").await;
     assert_eq!(f.api.succeed(&ids[0]).await.status, 200);
     assert_eq!(f.api.status(&ids[3000]).await, "Pending");

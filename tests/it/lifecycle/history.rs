@@ -1,4 +1,4 @@
-//! What happened to a task can be told afterwards: every execution, every move.
+//! History: every execution of a task is an attempt, every transition an event.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! Random graphs and random events against a tiny model that holds everything in memory. Whatever happens, the
-//! service and the model agree on every status, run and attempt, and the books balance.
+//! Random graphs and random events against a small model in memory. The service and the model agree on every status, run
+//! and attempt, and the counters are right.
 
 use std::collections::HashMap;
 
@@ -30,7 +30,7 @@ enum Step {
     Resume(usize),
     /// The worker wants to be asked again later.
     Defer(usize),
-    /// Somebody presses retry, with or without what fell because of it.
+    /// A manual retry, with or without the children that failed because of the task.
     Retry(usize, bool),
     RetryAll,
     /// Seconds go by, and the loops look what is due.
@@ -91,13 +91,13 @@ struct Task {
     fallen: bool,
     /// It has been executed at its current run, or is about to be again by itself.
     begun: bool,
-    /// Nobody has taken it up since somebody pressed retry.
+    /// It was retried manually and not claimed since.
     pressed: bool,
-    /// When it last gave a sign of life.
+    /// The time of its last heartbeat.
     seen: i64,
 }
 
-/// What should be the case, by the plainest rules that say so.
+/// The expected state, by the plainest rules.
 struct Model {
     nodes: Vec<Node>,
     tasks: Vec<Task>,
@@ -238,7 +238,7 @@ impl Model {
         self.nodes[i].parents.iter().any(|(parent, _)| !self.ended(*parent))
     }
 
-    /// Looks at every child, again and again, until nothing moves: no cleverness.
+    /// Looks at every child, repeatedly, until nothing moves.
     fn settle(&mut self) {
         loop {
             let before: Vec<&str> = self.tasks.iter().map(|t| t.status).collect();
@@ -482,7 +482,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Which seldom comes up by chance.
+/// A case that random graphs seldom contain.
 #[test]
 fn a_retried_task_waits_for_its_retried_optional_parent() {
     let node =

@@ -1,4 +1,4 @@
-//! `on_start`: what it is sent, what its answer means, and who may still call it.
+//! `on_start`: what the call carries, what its answer means, and which claims may still make it.
 
 use std::sync::Arc;
 
@@ -146,7 +146,7 @@ async fn a_lost_claim_is_called_again_with_the_same_key() {
     let ids = alive.api.create(&task(&receiver)).await;
     assert_eq!(dead.claim().await, 1);
     eventually("the call", async || (receiver.received().len() == 1).then_some(())).await;
-    // It dies here: its answer is never written, its lease never renewed.
+    // The first instance stops here: its answer is not written, its lease is not renewed.
     alive.advance(29);
     assert_eq!(alive.expire().await, 0, "the lease is still good");
     alive.advance(1);
@@ -158,7 +158,7 @@ async fn a_lost_claim_is_called_again_with_the_same_key() {
     let keys = receiver.keys();
     assert_eq!(keys[0], keys[1], "the same run, the same key");
 
-    // The dead one wakes up: what it has to say is no longer heard.
+    // The first instance continues: its answer has no effect.
     dead.write_answers().await;
     assert_eq!(alive.api.status(&ids[0]).await, "Running");
     alive.db.assert_counters_match().await;
@@ -182,8 +182,8 @@ async fn a_worker_may_report_after_its_claim_was_lost() {
     f.db.assert_counters_match().await;
 }
 
-/// A receiver that answers only when it is let.
-fn gate(receiver: &Receiver) -> Arc<Semaphore> {
+/// Makes the receiver answer one call for each permit that the test adds.
+fn hold_answers(receiver: &Receiver) -> Arc<Semaphore> {
     let gate = Arc::new(Semaphore::new(0));
     let closed = Arc::clone(&gate);
     receiver.answer_with(move |_| {
@@ -201,7 +201,7 @@ async fn two_claimed(f: &Fixture, receiver: &Receiver) -> Vec<String> {
     let tasks =
         json!([{"name": "a", "kind": "k", "on_start": on_start}, {"name": "b", "kind": "k", "on_start": on_start}]);
     let ids = f.api.create(&tasks).await;
-    assert_eq!(f.claim().await, 2, "one is called, one waits for the only place");
+    assert_eq!(f.claim().await, 2, "one is called, one waits for the only permit");
     eventually("the first call", async || (receiver.received().len() == 1).then_some(())).await;
     ids
 }
@@ -210,7 +210,7 @@ async fn two_claimed(f: &Fixture, receiver: &Receiver) -> Vec<String> {
 async fn leases_are_renewed_while_calls_wait_or_run() {
     let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
     let receiver = Receiver::start().await;
-    let open = gate(&receiver);
+    let open = hold_answers(&receiver);
     let ids = two_claimed(&f, &receiver).await;
     for _ in 0..5 {
         f.advance(20);
@@ -235,7 +235,7 @@ async fn leases_are_renewed_while_calls_wait_or_run() {
 async fn a_task_canceled_while_its_call_waits_is_not_called() {
     let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
     let receiver = Receiver::start().await;
-    let open = gate(&receiver);
+    let open = hold_answers(&receiver);
     let ids = two_claimed(&f, &receiver).await;
     let called = receiver.received()[0].header("x-task-id").to_owned();
     let waiting = ids.iter().find(|id| **id != called).unwrap();
@@ -243,7 +243,7 @@ async fn a_task_canceled_while_its_call_waits_is_not_called() {
     open.add_permits(10);
     f.write_answers().await;
     assert_eq!(f.api.status(&called).await, "Running");
-    // Another one goes through the same place after it: by then the canceled one had its turn.
+    // Another task uses the same permit afterwards: by then the canceled task had its turn.
     f.api.create(&json!([{"name": "c", "kind": "k", "on_start": receiver.action("/after")}])).await;
     f.start().await;
     let paths: Vec<String> = receiver.received().into_iter().map(|r| r.path).collect();
@@ -256,7 +256,7 @@ async fn a_task_that_ends_while_it_is_claimed_is_not_called() {
     let f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ended = f.api.create(&task(&receiver)).await;
-    // It takes long to read what is to be called.
+    // Reading the actions of the claimed task takes long.
     let mut holder = f.db.pool.begin().await.unwrap();
     sqlx::query("lock table task_spec in access exclusive mode").execute(&mut *holder).await.unwrap();
     let meanwhile = async {
@@ -273,7 +273,7 @@ async fn a_task_that_ends_while_it_is_claimed_is_not_called() {
         holder.rollback().await.unwrap();
     };
     let (claimed, ()) = tokio::join!(f.claim(), meanwhile);
-    assert_eq!(claimed, 0, "to claim it and to read what to call are one");
+    assert_eq!(claimed, 0, "claiming a task and reading its action are one statement");
     let next = f.api.create(&task(&receiver)).await;
     f.claim().await;
     eventually("the next one to be called", async || {
@@ -287,13 +287,13 @@ async fn a_task_that_ends_while_it_is_claimed_is_not_called() {
 async fn on_start_calls_are_made_in_queue_order() {
     let mut f = Fixture::with(&["--webhook-concurrency", "4"]).await;
     let receiver = Receiver::start().await;
-    let open = gate(&receiver);
+    let open = hold_answers(&receiver);
     let first: Vec<Value> = (0..4)
         .map(|_| json!({"name": "n", "kind": "k", "priority": 99, "on_start": receiver.action("/first")}))
         .collect();
     f.api.create(&json!(first)).await;
     f.claim().await;
-    eventually("all places to be taken", async || (receiver.received().len() == 4).then_some(())).await;
+    eventually("all permits to be taken", async || (receiver.received().len() == 4).then_some(())).await;
     let order = [3, 0, 2, 1];
     let tasks: Vec<Value> = order
         .iter()
@@ -315,7 +315,7 @@ async fn on_start_calls_are_made_in_queue_order() {
 async fn claims_without_a_call_are_given_back_at_shutdown() {
     let mut f = Fixture::with(&["--webhook-concurrency", "1"]).await;
     let receiver = Receiver::start().await;
-    let open = gate(&receiver);
+    let open = hold_answers(&receiver);
     two_claimed(&f, &receiver).await;
     let drain = f.keeper().drain(std::time::Duration::from_secs(30));
     let given_back = eventually("the other to be given back", async || {
@@ -338,7 +338,7 @@ async fn the_on_start_answer_of_a_locked_task_is_written_later() {
     f.write_answers().await;
     assert_eq!(f.api.status(&ids[0]).await, "Claimed");
     holder.rollback().await.unwrap();
-    // It has not been forgotten.
+    // The answer is written once the task is unlocked.
     f.write_answers().await;
     assert_eq!(f.api.status(&ids[0]).await, "Running");
     f.db.assert_counters_match().await;

@@ -1,4 +1,4 @@
-//! Single tasks from end to end: reports, signs of life, pause, cancel, stop, `run_at`.
+//! The life of single tasks: reports, heartbeats, pause, cancel, stop, `run_at`.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ async fn a_task_without_on_start_runs_once_claimed() {
     let f = Fixture::new().await;
     let ids = f.api.create(&tasks(1)).await;
     assert_eq!(f.api.status(&ids[0]).await, "Pending");
-    assert_eq!(f.api.succeed(&ids[0]).await.status, 409, "nobody has it yet");
+    assert_eq!(f.api.succeed(&ids[0]).await.status, 409, "it is not claimed yet");
     f.claim().await;
     let running = f.api.task(&ids[0]).await;
     assert_eq!(
@@ -38,16 +38,16 @@ async fn heartbeats_extend_the_timeout_and_add_to_the_counters() {
     f.claim().await;
     f.advance(20);
     assert_eq!(f.api.put(&path, &json!({})).await.status, 202);
-    assert_eq!(f.api.put(&path, &Value::Null).await.status, 202, "nothing to say is a sign of life too");
+    assert_eq!(f.api.put(&path, &Value::Null).await.status, 202, "an empty body is a heartbeat, too");
     f.advance(20);
     assert_eq!(f.api.put(&path, &json!({"new_success": 3, "new_failures": 1})).await.status, 202);
     f.advance(20);
-    assert_eq!(f.expire().await, 0, "it has shown signs of life");
+    assert_eq!(f.expire().await, 0, "heartbeats extended the timeout");
     f.api.put(&path, &json!({"new_success": 4})).await;
     let task = f.api.task(&ids[0]).await;
     assert_eq!((&task["success"], &task["failures"]), (&json!(7), &json!(1)));
     f.advance(29);
-    assert_eq!(f.expire().await, 0, "the last of them counts");
+    assert_eq!(f.expire().await, 0, "the last heartbeat counts");
     f.advance(1);
     assert_eq!(f.expire().await, 1);
     let task = f.api.task(&ids[0]).await;
@@ -290,7 +290,7 @@ async fn transitions_without_a_decision_follow_the_state_machine() {
     }
 }
 
-/// What a change is answered with was not read again; it must be what is stored all the same.
+/// The service does not read a task again to answer its change; the answer shows what is stored all the same.
 #[tokio::test]
 async fn a_patch_is_answered_with_the_stored_task() {
     let mut f = Fixture::new().await;
@@ -349,7 +349,7 @@ async fn a_worker_can_report_after_a_crash_lost_its_claim() {
     )
     .await;
     let guessed = f.api.patch(&format!("/task/{}?run=0", ids[0]), &json!({"status": "Success"})).await;
-    assert_eq!(guessed.status, 409, "whoever only knows the number of the run proves nothing");
+    assert_eq!(guessed.status, 409, "the number of the run alone, without the token, proves nothing");
     assert_eq!(f.api.patch(&path, &json!({"status": "Success"})).await.status, 200);
     assert_eq!(f.api.status(&ids[0]).await, "Success");
 }

@@ -1,4 +1,4 @@
-//! The doctor: finds counters that are wrong, and mends them.
+//! The audit of counters: the doctor finds wrong counters and repairs them.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn doctor(f: &Fixture, args: &[&str]) -> (bool, String) {
     (output.status.success(), said)
 }
 
-/// Something in every book: a slot that is taken, one parked task, a child that waits.
+/// A service with something in every counter: a taken slot, a blocked task, a waiting child.
 async fn busy() -> (Fixture, Vec<String>) {
     let f = Fixture::new().await;
     let rule = json!([{"type": "Concurency", "max_concurency": 1, "matcher": {"kind": "k"}}]);
@@ -39,7 +39,7 @@ async fn the_doctor_finds_nothing_wrong_with_a_busy_service() {
 
 #[tokio::test]
 async fn the_doctor_finds_and_repairs_every_wrong_counter() {
-    for (book, damage) in [
+    for (counter, damage) in [
         ("slots", "update slot set used = used + 1, load = 0"),
         ("blocked groups", "update parking set state = 0"),
         ("blocked groups", "update task set parked_on = 4711 where parked_on is not null"),
@@ -55,12 +55,12 @@ async fn the_doctor_finds_and_repairs_every_wrong_counter() {
         let (f, ids) = busy().await;
         f.db.execute(damage).await;
         let (ok, said) = doctor(&f, &[]);
-        assert!(!ok && said.contains(&format!("{book:<9} 1 wrong")), "{damage}: {said}");
+        assert!(!ok && said.contains(&format!("{counter:<9} 1 wrong")), "{damage}: {said}");
         assert_eq!(said.matches(" ok").count(), 5, "{damage}: {said}");
         let (ok, said) = doctor(&f, &["--fix"]);
         assert!(ok && said.contains("repaired"), "{damage}: {said}");
         f.db.assert_counters_match().await;
-        // And it goes on from there.
+        // The service continues from there.
         f.api.succeed(&ids[0]).await;
         assert_eq!(f.claim().await, 2, "{damage}");
         assert_eq!(f.api.status(&ids[1]).await, "Running", "{damage}");
@@ -72,7 +72,7 @@ async fn the_doctor_finds_and_repairs_every_wrong_counter() {
 #[tokio::test]
 async fn the_doctor_fails_a_waiting_child_whose_parent_failed() {
     let (f, ids) = busy().await;
-    // Its parent ended, and nobody told it.
+    // The parent ends without moving its child.
     f.db.execute("update task set flags = 0").await;
     f.api.fail(&ids[0]).await;
     assert_eq!(f.api.status(&ids[2]).await, "Waiting");
@@ -84,7 +84,7 @@ async fn the_doctor_fails_a_waiting_child_whose_parent_failed() {
     f.db.assert_counters_match().await;
 }
 
-/// The doctor has hours, and whatever it asked the server for ends with it.
+/// The audit may take longer than a transaction, and its statements end with its own limit.
 #[tokio::test]
 async fn the_audit_has_its_own_time_limit() {
     let f = Fixture::new().await;

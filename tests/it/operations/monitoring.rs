@@ -1,4 +1,4 @@
-//! What operators look at: health, readiness, metrics, the description of the API.
+//! What operators monitor: health, readiness, metrics, and the description of the API.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ async fn readiness_fails_without_a_database_and_health_does_not() {
     assert_eq!(f.api.get("/health").await.status, 200);
     assert_eq!(f.api.get("/ready").await.status, 200);
     f.store.close();
-    assert_eq!(f.api.get("/health").await.status, 200, "the process lives");
+    assert_eq!(f.api.get("/health").await.status, 200, "the process is alive");
     let answer = f.api.get("/ready").await;
     assert_eq!(answer.status, 503);
     assert!(answer.headers.contains_key("retry-after"));

@@ -1,4 +1,4 @@
-//! From nothing to a running service, and back after every kind of end.
+//! Setup: from an empty directory to a running service, and its restart after every kind of end.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ fn run(settings: &[(&str, &str)], args: &[&str]) -> Output {
     command(settings).args(args).output().unwrap()
 }
 
-/// It refused with exactly this one line.
+/// The one line with which the binary refused to start.
 fn refusal(output: &Output) -> String {
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -95,9 +95,9 @@ async fn a_second_instance_joins_the_running_private_postgres() {
     second.stderr(std::fs::File::create(&log).unwrap());
     let second = Instance::spawn(second);
     assert_eq!(second.api.status(&ids[0]).await, "Running");
-    assert_eq!(server_of(&dir), Some(server), "nobody has started another one");
+    assert_eq!(server_of(&dir), Some(server), "no second server was started");
 
-    // The server goes with its owner, and the other one says so.
+    // The server stops with its owner, and the other instance reports that.
     assert!(first.terminate().success());
     eventually("no database", async || (second.api.get("/ready").await.status == 503).then_some(())).await;
     assert_eq!(second.api.get("/health").await.status, 200);
@@ -109,10 +109,10 @@ async fn a_second_instance_joins_the_running_private_postgres() {
     eventually("the database", async || (second.api.get("/ready").await.status == 200).then_some(())).await;
     assert_eq!(second.api.succeed(&ids[0]).await.status, 200);
     assert!(second.terminate().success());
-    assert_eq!(owner.api.status(&ids[0]).await, "Success", "who has joined a server does not stop it");
+    assert_eq!(owner.api.status(&ids[0]).await, "Success", "an instance that joined a server does not stop it");
 }
 
-/// What an instance says when it is ready.
+/// The output of an instance that is ready.
 fn greeting(dir: &Dir) -> String {
     let mut child = command(&dir.settings()).stdout(std::process::Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);

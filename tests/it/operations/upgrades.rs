@@ -1,7 +1,7 @@
-//! Old beside new: what instances of the version before do on the newest tables, and what they leave out.
+//! Upgrades: instances of the previous version work on the newest tables, and the doctor fills what they leave out.
 //!
-//! `previous_statements.sql` holds the statements of the version that runs everywhere before the newest migrations are
-//! released. `tests/previous_statements` writes it from a revision; do so after a release that has migrations.
+//! `previous_statements.sql` holds the statements of the version that runs before the newest migrations are released.
+//! `tests/previous_statements` writes it from a revision; run it after a release with migrations.
 
 use reprise::store::ledger::audit::{self, Extent};
 use serde_json::{Value, json};
@@ -16,14 +16,14 @@ fn statements() -> Vec<&'static str> {
     include_str!("previous_statements.sql").split("---- statement\n").skip(1).map(str::trim).collect()
 }
 
-/// The one statement that has all of this in it.
+/// The one statement that contains all these words.
 fn statement(words: &[&str]) -> &'static str {
     let found: Vec<_> = statements().into_iter().filter(|sql| words.iter().all(|word| sql.contains(word))).collect();
     assert_eq!(found.len(), 1, "{words:?}");
     found[0]
 }
 
-/// Runs a statement of the version before with values as text, of whatever types it wants.
+/// Runs a statement of the previous version, with values as text.
 async fn run(f: &Fixture, words: &[&str], values: &[&str]) {
     let values: Vec<String> = values
         .iter()
@@ -47,8 +47,8 @@ async fn every_statement_of_the_previous_version_can_be_prepared() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// A batch of one task, as an instance of the version before creates it.
-async fn created_by_the_version_before(f: &Fixture) -> (Uuid, Uuid) {
+/// A batch of one task, as an instance of the previous version creates it.
+async fn created_by_the_previous_version(f: &Fixture) -> (Uuid, Uuid) {
     let (batch, task) = (Uuid::now_v7(), Uuid::now_v7());
     let now = "2026-01-01T00:00:00Z";
     let list = |value: &dyn std::fmt::Display| format!("{{{value}}}");
@@ -105,9 +105,9 @@ async fn listed(f: &Fixture, query: &str) -> Vec<String> {
 #[tokio::test]
 async fn a_task_of_the_previous_version_is_repaired_and_executed() {
     let f = Fixture::new().await;
-    let (_, task) = created_by_the_version_before(&f).await;
+    let (_, task) = created_by_the_previous_version(&f).await;
     f.db.assert_counters_match().await;
-    assert!(doctor(&f, &["--fix"]).0, "whatever it left out, the doctor mends");
+    assert!(doctor(&f, &["--fix"]).0, "the doctor repairs what the previous version left out");
     let (ok, said) = doctor(&f, &[]);
     assert!(ok, "{said}");
 
@@ -118,12 +118,12 @@ async fn a_task_of_the_previous_version_is_repaired_and_executed() {
     assert_eq!(listed(&f, "status=Failure&kind=old&timeout=300").await, [task.as_str()]);
 }
 
-/// As a version leaves them that does not know these columns.
+/// The columns are as a version leaves them that does not know them.
 #[tokio::test]
 async fn missing_derived_columns_are_found_and_repaired() {
     let f = Fixture::new().await;
     let other = f.api.create(&json!([{"name": "n", "kind": "other", "timeout": 300}])).await;
-    let (_, old) = created_by_the_version_before(&f).await;
+    let (_, old) = created_by_the_previous_version(&f).await;
     let old = old.to_string();
     f.claim().await;
     f.db.execute("update task set kind_hash = default; update task_spec set timeout_secs = default").await;
@@ -134,12 +134,12 @@ async fn missing_derived_columns_are_found_and_repaired() {
     }
     assert_eq!(audit::audit(&f.store, Extent::Alive, Duration::from_secs(60)).await.unwrap(), []);
 
-    // Its kind is found without it.
+    // The filter by kind finds the task without the derived column.
     assert_eq!(listed(&f, "status=Failure&kind=old").await, [old.as_str()]);
     assert_eq!(listed(&f, "status=Failure&timeout=300").await.len(), 0);
     let (ok, said) = doctor(&f, &[]);
     assert!(!ok && said.contains("derived   2 wrong") && said.contains(&old), "{said}");
-    // A task that somebody holds is waited for by nobody.
+    // The repair does not wait for a locked task.
     let mut holder = f.db.pool.begin().await.unwrap();
     sqlx::query("select from task where id = $1::uuid for update").bind(&old).execute(&mut *holder).await.unwrap();
     let found = audit::audit(&f.store, Extent::All, Duration::from_secs(60)).await.unwrap();

@@ -1,4 +1,4 @@
-//! `reprise bench`: that it measures what it says, not how fast it is.
+//! `reprise bench`: that it measures its workloads, not how fast they are.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -95,7 +95,7 @@ async fn the_benchmark_does_not_wait_for_a_service_that_cannot_call_back() {
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success());
     assert!(table.contains("latency") && table.contains("--sink") && table.contains("WEBHOOK_ALLOW"), "{table}");
-    assert!(table.contains("requests/s"), "the others are measured: {table}");
+    assert!(table.contains("requests/s"), "the other workload is measured: {table}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -111,7 +111,7 @@ async fn an_interrupted_benchmark_cancels_its_tasks_and_prints_its_results() {
     let (table, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(!output.status.success() && said.ends_with("reprise: interrupted\n"), "{said}");
     assert!(table.contains("memory ") && table.contains("failed: interrupted"), "{table}");
-    // Each client may have had one under way.
+    // Each client may have had one request in flight.
     let alive = "select count(*) from task where ended_at is null";
     assert!(db.number(alive).await <= 65, "{}", db.number(alive).await);
     assert_ne!(instance.api.status(&other[0]).await, "Canceled");

@@ -1,4 +1,4 @@
-//! Bounds on what is done at once: bytes that are claimed, leased and listed, matchers that are new, and time that counts.
+//! Bounds: bytes that are claimed, leased and listed at once, new matchers in a request, and downtime in timeouts.
 
 use reprise::store::{Patience, Session, outages};
 use serde_json::{Value, json};
@@ -69,7 +69,7 @@ async fn a_page_of_large_batches_ends_early_with_a_cursor() {
     let f = Fixture::new().await;
     let mut created = Vec::new();
     for _ in 0..3 {
-        // Names of kinds are the largest that a batch shows.
+        // The names of its kinds are the largest part of a batch.
         let kinds: Vec<Value> = (0..10_000)
             .map(|n| json!({"name": "n", "kind": format!("{n:0>100}"), "run_at": "2999-01-01T00:00:00Z"}))
             .collect();
@@ -131,13 +131,13 @@ async fn unused_matchers_are_retired_and_counted_again_when_they_return() {
         f.api.succeed(id).await;
         f.claim().await;
     }
-    // Somebody of the kind still executes, and is counted.
+    // A task of the kind still executes, and is counted.
     let plain = f.api.create(&json!([{"name": "n", "kind": "k", "metadata": {"f0": 1}}])).await;
     f.claim().await;
     f.clean_up(0).await;
     assert_eq!(f.db.number(active).await, 0);
     f.db.assert_counters_match().await;
-    // It comes back with a rule: what executes counts.
+    // The matcher returns with a new task: executing tasks count.
     let again = f.api.create(&json!([limited(1)])).await;
     f.claim().await;
     f.claim().await;
@@ -167,7 +167,7 @@ async fn a_task_with_a_retired_matcher_obeys_its_rule() {
     f.db.assert_counters_match().await;
 }
 
-/// Tasks that an instance from before the flag has created, after their matcher was forgotten.
+/// Tasks as an instance of a version without the flag creates them, after their matcher was deleted.
 #[tokio::test]
 async fn a_task_without_the_rules_flag_obeys_its_rules() {
     let f = Fixture::new().await;
@@ -199,7 +199,7 @@ async fn downtime_of_all_instances_does_not_count_towards_timeouts() {
     beat().await;
     f.advance(2);
     beat().await;
-    // Nobody works for a hundred seconds.
+    // No instance works for a hundred seconds.
     f.advance(100);
     beat().await;
     assert_eq!(f.expire().await, 0);
@@ -208,7 +208,7 @@ async fn downtime_of_all_instances_does_not_count_towards_timeouts() {
     assert_eq!(f.expire().await, 0, "28 and 100 seconds, of which the latter do not count");
     f.advance(2);
     assert_eq!(f.expire().await, 1);
-    // A lease that ended in it is put off once, and no further.
+    // A lease that ended during the downtime is extended once.
     let receiver = Receiver::start().await;
     receiver.answer(Reply::slow(std::time::Duration::from_secs(3600)));
     let claimed = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": receiver.action("/s")}])).await;
@@ -223,7 +223,7 @@ async fn downtime_of_all_instances_does_not_count_towards_timeouts() {
     assert_eq!(f.expire().await, 1);
     assert_eq!(f.api.status(&claimed[0]).await, "Pending");
     f.api.delete(&format!("/task/{}", claimed[0])).await;
-    // Later ones have nothing of it.
+    // Later timeouts are not extended.
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "timeout": 30}])).await;
     f.claim().await;
     f.advance(31);

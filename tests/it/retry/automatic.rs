@@ -1,4 +1,4 @@
-//! What fails is tried again by itself, and its children don't move until its fate is final.
+//! Automatic retries: a failed task is retried on the schedule of its policy, and its children wait for its final end.
 
 use serde_json::{Value, json};
 
@@ -201,7 +201,7 @@ async fn a_retried_task_keeps_its_place_in_the_queue() {
     f.claim().await;
     f.write_answers().await;
     let paths: Vec<String> = receiver.received().into_iter().map(|r| r.path).collect();
-    assert_eq!(paths[1], "/old", "before what came later: {paths:?}");
+    assert_eq!(paths[1], "/old", "before tasks that were created later: {paths:?}");
 }
 
 #[tokio::test]

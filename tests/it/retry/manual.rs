@@ -1,4 +1,4 @@
-//! Retries by hand: what comes back, what stays, and that nothing is executed twice for one run.
+//! Manual retries: which tasks they revive, which stay as they are, and that no run is executed twice.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -89,7 +89,7 @@ async fn a_manual_retry_restarts_the_task_and_revives_its_failed_children() {
     assert_eq!(kinds, [&Value::Null, &json!("automatic"), &json!("manual")]);
 
     let second = f.api.post(&retry(&ids[4]), &json!({})).await;
-    assert_eq!(second.body["revived"], json!([ids[5]]), "now nothing else is in its way");
+    assert_eq!(second.body["revived"], json!([ids[5]]), "no other parent blocks it now");
     f.db.assert_counters_match().await;
 }
 
@@ -103,7 +103,7 @@ async fn a_manual_retry_without_cascade_revives_only_the_named_task() {
     assert_eq!(blocked.status, 409);
     assert!(
         blocked.body["detail"].as_str().unwrap().contains(&ids[0]),
-        "it names what is in the way: {}",
+        "the answer names the blocking parent: {}",
         blocked.body
     );
     let done = f.api.post(&retry(&ids[0]), &json!({"cascade": false})).await;

@@ -1,4 +1,4 @@
-//! Default policies per kind, and the statistics of retries.
+//! Default retry policies per kind, and the statistics of retries.
 
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ async fn a_default_policy_applies_unless_the_task_overrides_it() {
     assert_eq!(shown(&ids[2]).await, (Value::Null, Value::Null));
     assert_eq!(shown(&ids[3]).await, (Value::Null, Value::Null));
 
-    // Who has one keeps it.
+    // Existing tasks keep their policy.
     f.api.put("/retry-policy/mail", &json!({"max_retries": 7})).await;
     assert_eq!(shown(&ids[0]).await.0, 2);
     let later = f.api.create(&json!([{"name": "later", "kind": "mail"}])).await;
@@ -60,7 +60,7 @@ async fn a_default_policy_reaches_the_other_instances() {
     let other =
         Fixture::on(Database { url: db.url.clone(), pool: sqlx::PgPool::connect_lazy(&db.url).unwrap() }, &[]).await;
     let f = Fixture::on(db, &[]).await;
-    // The other one has looked, and knows of none.
+    // The other instance has cached that there is none.
     other.api.create(&json!([{"name": "n", "kind": "mail"}])).await;
     f.api.put("/retry-policy/mail", &json!({"max_retries": 2})).await;
     crate::support::eventually("the default to arrive", async || {

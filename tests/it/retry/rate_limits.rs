@@ -1,4 +1,4 @@
-//! Classes of errors, status lists, waits that the other side asks for, and the end of all retrying.
+//! Which failures are retried: types of failures, status lists, `Retry-After`, deferrals, expiry and delays.
 
 use serde_json::{Value, json};
 

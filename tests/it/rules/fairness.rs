@@ -1,4 +1,4 @@
-//! Turns between keys: one tenant's many tasks do not delay another's few.
+//! Turns between fair keys: many tasks of one tenant do not delay the few of another.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ fn task(name: &str, key: Option<&str>) -> Value {
     json!({"name": name, "kind": "k", "fair_key": key})
 }
 
-/// Claims one after the other and answers whose turn it was.
+/// Claims one task after the other; returns their names in order.
 async fn order(f: &Fixture, n: usize) -> Vec<String> {
     let mut names = Vec::new();
     for _ in 0..n {
@@ -20,7 +20,7 @@ async fn order(f: &Fixture, n: usize) -> Vec<String> {
     names
 }
 
-/// With a rule that lets one task at a time start.
+/// Adds a rule that lets one task execute at a time.
 fn alone(mut task: Value) -> Value {
     task["rules"] = json!([{"type": "Concurency", "max_concurency": 1, "matcher": {"kind": "k"}}]);
     task
@@ -46,7 +46,7 @@ async fn an_idle_fair_key_saves_up_no_turns() {
     let f = Fixture::new().await;
     f.api.create(&json!(vec![alone(task("a", Some("a"))); 8])).await;
     order(&f, 8).await;
-    // It has had its eight turns; the new one does not get eight in a row for that.
+    // `a` has had eight turns; `b` does not get eight in a row for that.
     f.api.create(&json!(vec![alone(task("b", Some("b"))); 4])).await;
     f.api.create(&json!(vec![alone(task("a", Some("a"))); 4])).await;
     let turns = order(&f, 8).await;
@@ -73,7 +73,7 @@ async fn priority_comes_before_turns() {
     f.api.create(&json!(vec![alone(task("b", Some("b"))); 2])).await;
     f.api.create(&json!(vec![urgent; 3])).await;
     assert_eq!(order(&f, 5).await, ["urgent", "urgent", "urgent", "b", "b"]);
-    // Raised later, it is the next one there.
+    // A task whose priority is raised later is the next one of its key.
     f.api.create(&json!(vec![alone(task("a", Some("a"))); 3])).await;
     let raised = f.api.create(&json!([alone(task("raised", Some("a")))])).await;
     f.api.patch(&format!("/task/{}", raised[0]), &json!({"priority": 1})).await;

@@ -1,4 +1,4 @@
-//! Concurrency and capacity rules: never one too many, no slot lost, nobody held up who need not be.
+//! Concurrency and capacity rules: limits hold, no slot is lost, and unblocked tasks do not wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Fixture, text};
 
-/// At most `max` at once of its own kind, apart by `tenant`.
+/// A task of which at most `max` per tenant may execute.
 fn limited(max: i32, tenant: &str) -> Value {
     json!({"name": "n", "kind": "k", "timeout": 30, "metadata": {"tenant": tenant}, "rules": [
         {"type": "Concurency", "max_concurency": max, "matcher": {"kind": "k", "status": "Running", "fields": ["tenant"]}}
@@ -115,7 +115,7 @@ async fn claim_ten(session: Session) -> store::Result<Vec<transitions::Claimed>>
 #[tokio::test]
 async fn claims_that_end_before_the_start_free_their_slot() {
     let f = Fixture::new().await;
-    // Nobody answers here: the tasks stay Claimed.
+    // No receiver answers at this port: the tasks stay Claimed.
     let mut task = limited(1, "a");
     task["on_start"] = json!({"kind": "Webhook", "params": {"url": "http://127.0.0.1:9/", "verb": "Post"}});
     let ids = f.api.create(&many(2, &task)).await;
@@ -131,7 +131,7 @@ async fn claims_that_end_before_the_start_free_their_slot() {
     };
     f.store.retrying(Patience::Brief, give_back).await.unwrap();
     f.db.assert_counters_match().await;
-    assert_eq!(claim().await[0].id.to_string(), ids[0], "its place in the queue is the old one");
+    assert_eq!(claim().await[0].id.to_string(), ids[0], "it keeps its place in the queue");
     f.advance(31);
     assert_eq!(f.expire().await, 1);
     f.db.assert_counters_match().await;
@@ -143,7 +143,7 @@ async fn claims_that_end_before_the_start_free_their_slot() {
 #[tokio::test]
 async fn a_rule_counts_tasks_without_the_rule_and_of_other_kinds() {
     let f = Fixture::new().await;
-    // Running before anybody counted them.
+    // These run before a matcher counts them.
     let early = f.api.create(&json!([{"name": "n", "kind": "import"}, {"name": "n", "kind": "import"}])).await;
     f.claim().await;
     let report = json!({"name": "n", "kind": "report", "rules": [
@@ -215,7 +215,7 @@ async fn heartbeats_free_capacity() {
     f.db.assert_counters_match().await;
     f.api.put(&format!("/task/{}", ids[1]), &json!({"new_success": 1})).await;
     assert_eq!(f.claim().await, 1);
-    // More than was expected frees no more than all of it.
+    // A count above the expected one frees the whole load and no more.
     f.api.put(&format!("/task/{}", ids[0]), &json!({"new_success": 500})).await;
     f.api.patch(&format!("/task/{}", ids[1]), &json!({"expected_count": 1000})).await;
     f.db.assert_counters_match().await;
@@ -247,8 +247,8 @@ async fn changed_rules_apply_at_once() {
     f.db.assert_counters_match().await;
 
     assert_eq!(f.api.patch(&path, &json!({"kind": "other", "rules": []})).await.body["updated_count"], 0);
-    let nobody = "/batch/01900000-0000-7000-8000-000000000000/rules";
-    assert_eq!(f.api.patch(nobody, &json!({"kind": "k", "rules": []})).await.status, 404);
+    let unknown = "/batch/01900000-0000-7000-8000-000000000000/rules";
+    assert_eq!(f.api.patch(unknown, &json!({"kind": "k", "rules": []})).await.status, 404);
     let strange = json!({"type": "Capacity", "max_capacity": 3, "matcher": {"fields": ["color"]}});
     let refused = f.api.patch(&path, &json!({"kind": "k", "rules": [strange]})).await;
     assert_eq!(refused.status, 400);
@@ -263,7 +263,7 @@ async fn a_blocked_task_follows_its_changed_metadata() {
     f.claim().await;
     f.api.patch(&format!("/task/{}", ids[1]), &json!({"metadata": {"tenant": "b"}})).await;
     assert_eq!(f.claim().await, 1, "it belongs to another tenant now");
-    // What executes stays where it was counted.
+    // An executing task keeps its slot.
     f.api.patch(&format!("/task/{}", ids[1]), &json!({"metadata": {"tenant": "a"}})).await;
     f.db.assert_counters_match().await;
     f.api.succeed(&ids[1]).await;
@@ -330,7 +330,7 @@ async fn limits_hold_at_every_instant_across_instances() {
                 }
                 for (i, task) in running.iter().enumerate() {
                     let id = task["id"].as_str().unwrap();
-                    // They report for the same tasks; whoever comes second is told so.
+                    // All of them report for the same tasks; the second report is refused.
                     match (i + me) % 4 {
                         0 => f.api.put(&format!("/task/{id}"), &json!({"new_success": 1})).await,
                         1 => f.api.fail(id).await,

@@ -32,7 +32,7 @@ impl Database {
         Database::at(&named(&name))
     }
 
-    /// A database that somebody else has made.
+    /// An existing database.
     pub fn at(url: &str) -> Database {
         Database { pool: PgPool::connect_lazy(url).unwrap(), url: url.to_owned() }
     }
@@ -41,7 +41,8 @@ impl Database {
         Store::new(&self.url, 16, clock, RetryLimits::default()).unwrap()
     }
 
-    /// Closes the connections of a store and waits until its server processes have ended: what they did is told then.
+    /// Closes the connections of a store and waits until its server processes have ended: they publish their statistics
+    /// then.
     pub async fn close(&self, store: &Store) {
         store.close();
         let open =
@@ -57,7 +58,7 @@ impl Database {
         sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&self.pool).await.unwrap();
     }
 
-    /// The books must balance: counters against rows.
+    /// Compares all counters, and the history, with the rows of the tasks.
     pub async fn assert_counters_match(&self) {
         self.settle_counters().await;
         for status in
@@ -75,43 +76,43 @@ impl Database {
         let open = "select count(*) from batch b join batch_count c on c.batch_id = b.id where (b.completed_at is null) = \
                     (c.waiting + c.pending + c.claimed + c.running + c.retry_pending + c.paused = 0)";
         assert_eq!(self.number(open).await, 0, "batches are complete exactly when nothing in them is alive");
-        // What has begun keeps no count.
+        // Tasks that have begun keep no count.
         let waiting = "select count(*) from task t where t.status in ('waiting', 'pending', 'paused') and \
                        coalesce(t.claimed_run < coalesce(t.manual_run, 0), true) and t.wait_count <> (select count(*) from \
                        link l join task p on p.id = l.parent_id where l.child_id = t.id and p.ended_at is null)";
         assert_eq!(self.number(waiting).await, 0, "alive tasks wait for exactly their open parents");
         self.assert_slots_match().await;
         let stuck = "select count(*) from task where status = 'waiting' and wait_count = 0";
-        assert_eq!(self.number(stuck).await, 0, "nobody waits for nothing");
+        assert_eq!(self.number(stuck).await, 0, "a task waits for no parent");
         let lost = "select count(*) from task t join link l on l.child_id = t.id and l.requires_success \
                     join task p on p.id = l.parent_id where t.status = 'waiting' and p.status in ('failure', 'canceled')";
-        assert_eq!(self.number(lost).await, 0, "nobody waits who needs the success of what ended badly");
-        // Or its end would move nobody.
+        assert_eq!(self.number(lost).await, 0, "a task waits although a required parent ended badly");
+        // A parent without the flag would move no child when it ends.
         let unknown = "select count(*) from link l join task p on p.id = l.parent_id where p.flags & 16 = 0 or \
                        p.flags & 128 = 0 and p.batch_id <> (select batch_id from task c where c.id = l.child_id)";
         assert_eq!(self.number(unknown).await, 0, "parents know that they have children, and where");
-        // Runs that ended without an execution: by a parent's failure, or canceled while nobody had them.
+        // Runs without an execution ended by the failure of a parent, or were canceled before they were claimed.
         let runs = "select count(*) from task t where exists (select from generate_series(0, t.run - 1) r where not exists \
                     (select from attempt a where a.task_id = t.id and a.run = r) and not exists (select from event e \
                     where e.batch_id = t.batch_id and t.id = any(e.task_ids) and e.run = r and \
                     (e.to_status = 'failure' and e.cause = 'dependency' or e.to_status = 'canceled')))";
         assert_eq!(self.number(runs).await, 0, "every run before the current one is recorded");
-        // The trail of every task is whole: it starts with its creation, each move begins where the last one ended,
-        // and the last one ended where the task stands.
+        // The events of every task are complete: the first is its creation, each starts in the status in which the
+        // one before ended, and the last ends in the present status.
         let trail = "with e as (select u.id, e.seq, e.from_status, e.to_status, \
                      lag(e.to_status) over (partition by u.id order by e.seq) as before, \
                      lead(e.seq) over (partition by u.id order by e.seq) is null as last \
                      from event e cross join lateral unnest(e.task_ids) u(id)) \
                      select count(*) from e join task t on t.id = e.id where e.from_status is distinct from e.before \
                      or e.last and e.to_status <> t.status";
-        assert_eq!(self.number(trail).await, 0, "the trail has no gap");
+        assert_eq!(self.number(trail).await, 0, "the events of every task have no gap");
         assert_eq!(
             self.number(
                 "select count(*) from task t where not exists (select from event e where t.id = any(e.task_ids))"
             )
             .await,
             0,
-            "every task has a trail"
+            "every task has events"
         );
         self.assert_dates_follow_each_other().await;
     }
@@ -136,7 +137,7 @@ impl Database {
         self.execute(&format!("{end}{of}")).await;
     }
 
-    /// From now on the database notes down whenever `last_updated` of a task goes back.
+    /// From now on the database records each time that `last_updated` of a task goes back.
     pub async fn watch_last_updated(&self) {
         self.execute(
             "create table went_back (id uuid, was timestamptz, is_now timestamptz);
@@ -154,7 +155,7 @@ impl Database {
         assert_eq!(self.number("select count(*) from went_back").await, 0, "last_updated went back");
     }
 
-    /// Counters that were put aside while somebody held them are brought together, as a loop of the service does.
+    /// Adds up deferred counters, as a loop of the service does.
     async fn settle_counters(&self) {
         let store = self.store(Clock::Database);
         eventually("the counters to be settled", async || {
@@ -166,7 +167,7 @@ impl Database {
         store.close();
     }
 
-    /// What rules count against what executes, and nobody parked before open gates.
+    /// Compares slots with executing tasks, and blocked groups (table `parking`) with their slot limits (table `gate`).
     pub async fn assert_slots_match(&self) {
         let slots = "with held as (select u.slot, count(*) used, sum(greatest(0, coalesce(expected_count - success - failures, 0))) \
                      load from task t cross join lateral unnest(t.slots) u(slot) group by 1) select count(*) from slot s \
@@ -180,11 +181,11 @@ impl Database {
         assert_eq!(self.number(counted).await, 0, "whatever executes is counted for every matcher of its kind");
         let forgotten = "select count(*) from task t left join parking p on p.id = t.parked_on where t.parked_on is not null \
                          and coalesce(p.state, 0) = 0";
-        assert_eq!(self.number(forgotten).await, 0, "whoever is parked is looked for");
+        assert_eq!(self.number(forgotten).await, 0, "a blocked task belongs to a blocked group that is rechecked");
         let stranded = "select count(*) from parking p where p.state = 1 and exists (select from task t where t.parked_on = p.id) \
                         and not exists (select from gate g join slot s on s.id = g.slot_id where g.parking_id = p.id and \
                         (s.used >= g.max_tasks or s.load >= g.max_load))";
-        assert_eq!(self.number(stranded).await, 0, "nobody is parked before open gates");
+        assert_eq!(self.number(stranded).await, 0, "a blocked group has a full slot");
     }
 }
 
@@ -221,7 +222,7 @@ fn server() -> &'static str {
     URL.get_or_init(|| std::env::var("TEST_DATABASE_URL").unwrap_or_else(|_| start_server()))
 }
 
-/// Lives on a thread of its own, as long as the test process: when that ends, the server sees it and stops.
+/// Starts a server on its own thread. It stops when the test process ends.
 fn start_server() -> String {
     let base = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     remove_left_over(&base);
@@ -243,7 +244,7 @@ fn start_server() -> String {
     told.recv().expect("the test server starts")
 }
 
-/// Data of test runs whose process is no more.
+/// Removes the data of test runs whose process has ended.
 fn remove_left_over(base: &Path) {
     for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

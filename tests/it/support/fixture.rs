@@ -1,4 +1,4 @@
-//! The service inside the test: its API on a real port, its loops called by hand, its clock moved by hand.
+//! The service inside the test process: its API on a real port, with loops and a clock that the test drives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,13 +37,12 @@ pub struct Fixture {
     marks: Marks,
 }
 
-/// The moment at which every test begins.
+/// The time at which every test begins.
 pub fn dawn() -> DateTime<Utc> {
     DateTime::parse_from_rfc3339("2026-01-01T00:00:00Z").unwrap().with_timezone(&Utc)
 }
 
-/// Like a service with a database of its own: nothing but public addresses may be called, unless allowed, and the
-/// receivers of the tests are here.
+/// The configuration of a service with a `DATABASE_URL`, which may call the receivers of the tests.
 pub fn config(args: &[&str]) -> Config {
     let mut all = vec!["reprise", "--port", "0", "--database-url", "postgres://the-tests-own"];
     if !args.contains(&"--webhook-allow") {
@@ -124,7 +123,7 @@ impl Fixture {
         self.store.clock().advance(TimeDelta::milliseconds(ms));
     }
 
-    /// Claims what is pending; tasks without `on_start` are Running after this.
+    /// Claims pending tasks. Those without `on_start` are Running afterwards.
     pub async fn claim(&self) -> u64 {
         self.start.tick().await.unwrap().processed
     }
@@ -134,7 +133,7 @@ impl Fixture {
         assert!(self.answers.write_some().await);
     }
 
-    /// Claims, and writes the answers of that many calls.
+    /// Claims pending tasks and writes the answers to their calls.
     pub async fn start(&mut self) -> u64 {
         let claimed = self.claim().await;
         self.write_answers().await;
@@ -153,7 +152,7 @@ impl Fixture {
         Retry { store: self.store.clone(), interval: Duration::from_secs(1) }.tick().await.unwrap().processed
     }
 
-    /// Sends what is due and writes the results; answers how many were sent.
+    /// Sends due notifications and writes the results; returns how many were sent.
     pub async fn deliver(&mut self) -> u64 {
         let sent = self.deliver.tick().await.unwrap().processed;
         self.deliver.tracker().close();

@@ -1,4 +1,4 @@
-//! The real binary as a process of its own, to be killed.
+//! The real binary as a separate process, which the test can kill.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,7 +14,7 @@ pub struct Instance {
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_reprise");
 
-/// The binary with nothing of this process's environment that could configure it.
+/// The binary, without variables of this environment that could configure it.
 pub fn command(settings: &[(&str, &str)]) -> Command {
     let mut command = Command::new(BINARY);
     command.env_clear();
@@ -32,7 +32,7 @@ impl Instance {
         Instance::try_start(url, settings).expect("it ended before it was ready")
     }
 
-    /// None if it ended before it was ready.
+    /// Returns `None` if the instance ended before it was ready.
     pub fn try_start(url: &str, settings: &[(&str, &str)]) -> Option<Instance> {
         let mut all = vec![("DATABASE_URL", url), ("PORT", "0"), ("RUST_LOG", "warn"), ("POOL_MAX_SIZE", "10")];
         all.push(("WEBHOOK_ALLOW", LOOPBACK));
@@ -40,7 +40,7 @@ impl Instance {
         Instance::try_spawn(command(&all))
     }
 
-    /// Waits until it says where it listens.
+    /// Waits until the instance prints its address.
     pub fn spawn(command: Command) -> Instance {
         Instance::try_spawn(command).expect("it ended before it was ready")
     }
@@ -58,7 +58,7 @@ impl Instance {
                 break url.trim().to_owned();
             }
         };
-        // Whatever else it says must not fill the pipe.
+        // Further output must not fill the pipe.
         std::thread::spawn(move || {
             let _ = lines.read_to_end(&mut Vec::new());
         });
@@ -78,7 +78,7 @@ impl Instance {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// How it ended, once it has.
+    /// Waits until the instance has ended.
     pub async fn ended(mut self) -> ExitStatus {
         eventually("an instance to end", async || self.child.try_wait().unwrap()).await
     }

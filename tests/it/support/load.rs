@@ -1,5 +1,5 @@
-//! Clients and workers of several instances, as they should be: what they are not sure of they repeat, at another
-//! instance, and they remember what they were told. What must never happen they note down.
+//! Clients and workers of several instances. They repeat requests without a definite answer at another instance,
+//! remember what was acknowledged, and record what must never happen.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ const EXECUTIONS: usize = 8;
 pub enum Fate {
     /// A worker takes it up.
     Work,
-    /// It is answered, and that is all.
+    /// It is answered, and no worker begins.
     Answer(u16),
     /// It is not answered until its fate has changed.
     Wait,
@@ -39,10 +39,10 @@ pub struct Load(Arc<Inner>);
 
 struct Inner {
     receiver: Receiver,
-    /// The instances that clients and workers are sent to, each in its turn.
-    doors: Mutex<Vec<Client>>,
+    /// The instances that clients and workers use in turn.
+    apis: Mutex<Vec<Client>>,
     turn: AtomicUsize,
-    /// For how many tenants at most two tasks of each may execute; without any there are no rules.
+    /// The number of tenants, of each of which two tasks may execute; 0 for no rules.
     tenants: AtomicUsize,
     /// What becomes of a call of `on_start`, and those that had to wait.
     fate: watch::Sender<Decide>,
@@ -51,7 +51,7 @@ struct Inner {
     created: Mutex<Vec<Uuid>>,
     /// Keys of runs whose end was acknowledged.
     ended: Mutex<HashSet<String>>,
-    /// Signs of life that were acknowledged, by task.
+    /// Acknowledged heartbeats, by task.
     counted: Mutex<HashMap<String, i64>>,
     refused: AtomicUsize,
     /// Calls for runs that had ended.
@@ -63,7 +63,7 @@ impl Load {
     pub async fn on(instances: &[Instance]) -> Load {
         let load = Load(Arc::new(Inner {
             receiver: Receiver::start().await,
-            doors: Mutex::new(instances.iter().map(|instance| instance.api.clone()).collect()),
+            apis: Mutex::new(instances.iter().map(|instance| instance.api.clone()).collect()),
             turn: AtomicUsize::default(),
             tenants: AtomicUsize::default(),
             fate: watch::Sender::new(Arc::new(|_| Fate::Work)),
@@ -143,14 +143,14 @@ impl Load {
         answer.headers["x-batch-id"].to_str().unwrap().to_owned()
     }
 
-    /// Asks one instance after the other until one gives an answer other than "not now".
+    /// Asks one instance after the other until one gives an answer other than 503.
     async fn insist(&self, method: Method, path: &str, headers: &[(&str, &str)], body: Option<Value>) -> Answer {
         loop {
-            let door = {
-                let doors = self.0.doors.lock().unwrap();
-                doors[self.0.turn.fetch_add(1, Ordering::Relaxed) % doors.len()].clone()
+            let api = {
+                let apis = self.0.apis.lock().unwrap();
+                apis[self.0.turn.fetch_add(1, Ordering::Relaxed) % apis.len()].clone()
             };
-            let request = door.send_with(method.clone(), path, headers, body.as_ref().map(Value::to_string));
+            let request = api.send_with(method.clone(), path, headers, body.as_ref().map(Value::to_string));
             match tokio::time::timeout(PATIENCE, request).await {
                 Ok(Ok(answer)) if answer.is_not_now() => {
                     self.0.refused.fetch_add(1, Ordering::Relaxed);
@@ -161,7 +161,7 @@ impl Load {
                     }
                     return answer;
                 }
-                // It is gone, or going.
+                // The instance has ended or is ending.
                 Ok(Err(_)) => {}
                 Err(_) => self.wrong(format!("{method} {path}: no answer")),
             }
@@ -196,7 +196,7 @@ impl Load {
             return Reply::status(500);
         }
         let load = self.clone();
-        // Somebody else's worker does not end with the instance that called it.
+        // A worker outlives the instance that called it.
         tokio::spawn(async move { load.work(&call).await });
         Reply::ok()
     }
@@ -237,7 +237,7 @@ impl Load {
         self.decide(move |call| if caller(call) == base { Fate::Wait } else { Fate::Work });
     }
 
-    /// They are answered late, but as usual.
+    /// Answers all calls as usual, also those that wait.
     pub fn let_go(&self) {
         self.decide(|_| Fate::Work);
     }
@@ -246,15 +246,15 @@ impl Load {
         self.0.held.lock().unwrap().clone()
     }
 
-    /// Nobody is sent to this instance any more.
-    pub fn close_door(&self, instance: &Instance) {
-        self.0.doors.lock().unwrap().retain(|door| door.base() != instance.api.base());
+    /// No client or worker is sent to this instance any more.
+    pub fn remove_instance(&self, instance: &Instance) {
+        self.0.apis.lock().unwrap().retain(|api| api.base() != instance.api.base());
     }
 
-    /// Whoever was sent to that address is sent to this instance from now on.
-    pub fn change_door(&self, address: &str, instance: &Instance) {
-        for door in self.0.doors.lock().unwrap().iter_mut().filter(|door| door.base() == address) {
-            *door = instance.api.clone();
+    /// Clients and workers use this instance instead of the one at the address.
+    pub fn replace_instance(&self, address: &str, instance: &Instance) {
+        for api in self.0.apis.lock().unwrap().iter_mut().filter(|api| api.base() == address) {
+            *api = instance.api.clone();
         }
     }
 
@@ -269,7 +269,7 @@ impl Load {
         starts
     }
 
-    /// How often somebody was told to come back later.
+    /// The number of requests that were answered with 503.
     pub fn refused(&self) -> usize {
         self.0.refused.load(Ordering::Relaxed)
     }
@@ -284,7 +284,7 @@ impl Load {
         self.0.ended.lock().unwrap().len()
     }
 
-    /// Waits for the end of everything, and holds what was acknowledged against what is stored.
+    /// Waits until all tasks have ended, and compares what was acknowledged with what is stored.
     pub async fn finish(&self, db: &Database) {
         eventually("all to end", async || {
             assert_eq!(*self.0.wrong.lock().unwrap(), Vec::<String>::new());

@@ -1,14 +1,14 @@
-//! What tests stand on: a real PostgreSQL, the service inside the test with a clock of its own, the real binary,
-//! and a receiver for webhooks.
+//! What the tests are built on: a real PostgreSQL, the service inside the test process with a clock that the test moves,
+//! the real binary, and a receiver for webhooks.
 
 pub mod database;
 pub mod fixture;
 pub mod instance;
 pub mod load;
+pub mod lock_holder;
 pub mod proxy;
 pub mod receiver;
 pub mod server;
-pub mod stranger;
 
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,10 @@ pub use database::Database;
 pub use fixture::Fixture;
 pub use instance::Instance;
 pub use load::Load;
+pub use lock_holder::LockHolder;
 pub use proxy::{Fault, Proxy};
 pub use receiver::{Receiver, Reply};
 pub use server::Server;
-pub use stranger::Stranger;
 
 /// For `WEBHOOK_ALLOW`: where the receivers are.
 pub const LOOPBACK: &str = "127.0.0.0/8,::1";
@@ -58,7 +58,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// What is said while the database is away: a problem of its own kind, with the time to come back.
+    /// Whether this is the 503 of an unavailable database, with the time after which to retry.
     pub fn is_not_now(&self) -> bool {
         let header = |name: &str| self.headers.get(name).and_then(|value| value.to_str().ok());
         self.status == 503
@@ -75,7 +75,7 @@ impl Client {
         Client { base: base.into(), inner }
     }
 
-    /// The same with headers that every request has.
+    /// A client that sends these headers with every request.
     pub fn with(&self, headers: &[(&'static str, &str)]) -> Client {
         let pairs = headers.iter().map(|(name, value)| ((*name).parse().unwrap(), value.parse().unwrap()));
         let inner = reqwest::Client::builder().no_proxy().default_headers(pairs.collect()).build().unwrap();
@@ -139,7 +139,7 @@ impl Client {
         self.call(Method::DELETE, path, None).await
     }
 
-    /// Creates tasks and answers their ids in order.
+    /// Creates tasks and returns their ids in order.
     pub async fn create(&self, tasks: &Value) -> Vec<String> {
         let answer = self.post("/task", tasks).await;
         assert_eq!(answer.status, 201, "{}", answer.body);

@@ -15,7 +15,7 @@ use super::{Database, eventually};
 /// How long the server keeps a forgotten connection after its client has closed it: keep-alive ends it then.
 const SERVER_NOTICES: Duration = Duration::from_secs(20);
 
-/// What a client says only to see whether the connection still works.
+/// The message with which a client checks whether the connection still works.
 const PING: &[u8] = b"S\0\0\0\x04";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Fault {
     Cut,
     /// Passes everything on, each time that much later.
     Delay(Duration),
-    /// Passes requests on and drops the answers: nobody hears of a commit.
+    /// Passes requests on and drops the answers: the client does not hear of a commit.
     Swallow,
 }
 
@@ -48,16 +48,16 @@ pub struct Proxy {
 #[derive(Default)]
 struct State {
     lines: Mutex<Vec<Arc<Line>>>,
-    /// What befalls the connection on which somebody says this next.
+    /// Faults of the connection on which a client sends one of these texts next.
     traps: Mutex<Vec<(&'static str, Fault)>>,
-    /// What befalls new connections.
+    /// The fault of new connections.
     new: Mutex<Option<Fault>>,
 }
 
 /// One connection.
 struct Line {
     fault: watch::Sender<Option<Fault>>,
-    /// What befalls it after so many more statements.
+    /// The fault that the connection suffers after so many more statements.
     fuse: Mutex<Option<(usize, Fault)>>,
     /// Both ends are closed, or to be closed.
     over: CancellationToken,
@@ -144,13 +144,14 @@ impl Proxy {
         proxy
     }
 
-    /// The connection on which somebody prepares a statement with this in it falls silent.
+    /// The connection on which a client next prepares a statement with this text falls silent.
     pub fn trap(&self, text: &'static str) {
         self.break_saying(Fault::Forget, text);
     }
 
     pub async fn trapped(&self) {
-        eventually("somebody to be trapped", async || self.state.traps.lock().unwrap().is_empty().then_some(())).await;
+        eventually("a connection to be trapped", async || self.state.traps.lock().unwrap().is_empty().then_some(()))
+            .await;
     }
 
     /// All connections that there are fall silent; new ones work.
@@ -195,7 +196,7 @@ impl Proxy {
         self.break_all(fault);
     }
 
-    /// What was stalled is delivered, nothing is delayed any more, nobody is trapped, and new connections work.
+    /// Ends stalls, delays and traps, and lets new connections work.
     pub fn heal(&self) {
         *self.state.new.lock().unwrap() = None;
         self.state.traps.lock().unwrap().clear();
@@ -260,7 +261,7 @@ async fn serve(line: Arc<Line>, state: Arc<State>, client: TcpStream, target: Ta
 
 async fn exchange(line: &Line, state: &State, mut client: TcpStream, target: &Target) {
     let mut fault = line.fault.subscribe();
-    // A connection that is not let through takes no place at the server.
+    // A connection that is not let through opens none at the server.
     loop {
         let present = *fault.borrow_and_update();
         match present {
@@ -307,7 +308,7 @@ async fn pass<S: Stream>(line: &Line, state: Option<&State>, mut from: ReadHalf<
             }
         };
         match (length, silent) {
-            // Nobody is told that the other side has closed; the client's end is noticed by who passes requests.
+            // The client is not told that the server has closed; that the client has closed ends the other direction.
             (0, true) if state.is_none() => std::future::pending().await,
             (0, true) => return,
             (0, false) => {

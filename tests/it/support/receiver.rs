@@ -1,4 +1,4 @@
-//! Somebody else's server: records what it is sent and answers as it is told to.
+//! A receiver of webhooks: records the calls and answers as the test says.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A PostgreSQL of a test's own, to be taken away and brought back.
+//! A PostgreSQL server of one test, which can stop it and start it again.
 
 use std::path::PathBuf;
 
@@ -25,12 +25,12 @@ impl Server {
         url
     }
 
-    /// Disconnects everybody and ends in good order.
+    /// Disconnects all clients and shuts down cleanly.
     pub async fn stop_fast(&mut self) {
         self.running.take().unwrap().stop().await.unwrap();
     }
 
-    /// Ends at once, to recover at the next start.
+    /// Stops at once; the server recovers at the next start.
     pub async fn stop_immediately(&mut self) {
         let server = self.running.take().unwrap();
         let file = std::fs::read_to_string(server.data_dir().join("pgdata/postmaster.pid")).unwrap();

@@ -1,4 +1,4 @@
-//! What calls carry, and what comes of what receivers say.
+//! The content of outgoing calls, and how answers of receivers are recorded and logged.
 
 use axum::Router;
 use axum::http::StatusCode;
@@ -114,7 +114,7 @@ async fn a_batch_notification_carries_its_body_and_the_batch() {
     assert_eq!(call.body["reprise"]["trigger"], "batch");
 }
 
-/// The lines that the real binary has logged, as text.
+/// Runs the real binary until its first task has this status; returns its log lines and the task.
 async fn logged(tasks: &Value, until: &str) -> (Vec<String>, Value) {
     let db = Database::new().await;
     let log = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("said-{}", uuid::Uuid::now_v7()));

@@ -1,4 +1,4 @@
-//! Notifications: at least once, with backoff, until they are given up; and back to life on request.
+//! Deliveries of notifications: at least once, with backoff, until their attempts are used up, and again on request.
 
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ async fn a_success_notification_carries_the_state_of_the_task() {
         (&json!("success"), &json!(1), &json!(200))
     );
     assert_eq!(list[0]["next_attempt_at"], Value::Null);
-    assert_eq!(f.deliver().await, 0, "once is enough");
+    assert_eq!(f.deliver().await, 0, "it is sent once");
 }
 
 #[tokio::test]
@@ -50,7 +50,7 @@ async fn a_failure_notification_is_sent_only_for_the_final_failure() {
     let ids = f.api.create(&hooks(&receiver)).await;
     f.claim().await;
     f.api.fail(&ids[0]).await;
-    assert_eq!(f.deliver().await, 0, "it will be tried again");
+    assert_eq!(f.deliver().await, 0, "the task will be retried");
     f.advance(5);
     f.release().await;
     f.claim().await;
@@ -115,7 +115,7 @@ async fn a_notification_with_an_expired_lease_is_sent_again() {
         Ok(leased)
     });
     assert_eq!(leasing.await.unwrap().0.len(), 1);
-    assert_eq!(f.deliver().await, 0, "somebody has it");
+    assert_eq!(f.deliver().await, 0, "it is leased");
     f.advance(41);
     assert_eq!(f.deliver().await, 1);
 }

@@ -1,5 +1,4 @@
-//! Where outgoing calls may go, how much of an answer is read, how many go to one receiver at once, and how they are
-//! signed.
+//! The guard of outgoing calls: allowed addresses, limits on answers, permits per host, and signatures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +20,7 @@ fn action(url: &str) -> Value {
     json!({"kind": "Webhook", "params": {"url": url, "verb": "Post"}})
 }
 
-/// What becomes of a task whose `on_start` goes there.
+/// The task after its `on_start` was sent to this URL.
 async fn start(f: &mut Fixture, url: &str) -> Value {
     let retry = json!({"max_retries": 3});
     let ids = f.api.create(&json!([{"name": "n", "kind": "k", "on_start": action(url), "retry": retry}])).await;
@@ -63,7 +62,7 @@ async fn webhook_allow_permits_the_names_and_ranges_it_lists() {
         ("localhost", &receiver.url, "Failure"),
         ("127.0.0.0/8", &receiver.url, "Running"),
         ("127.0.0.0/8", &mapped, "Running"),
-        // Of what a name resolves to, what is allowed is used.
+        // Of the addresses of a name, an allowed one is used.
         ("127.0.0.1", &by_name, "Running"),
         ("127.0.0.2", &receiver.url, "Failure"),
         ("host", &by_name, "Failure"),
@@ -84,7 +83,7 @@ async fn a_notification_to_a_forbidden_address_is_kept_unsent() {
     assert_eq!(f.deliver().await, 1);
     let list = f.api.get("/webhook-deliveries").await.body;
     assert_eq!(list[0]["last_error"], "127.0.0.1 is not an allowed address (WEBHOOK_ALLOW)");
-    assert_eq!(list[0]["status"], "pending", "the setting may be mended before it is given up");
+    assert_eq!(list[0]["status"], "pending", "the setting may be corrected before the attempts are used up");
     assert!(receiver.received().is_empty());
 }
 
@@ -217,7 +216,7 @@ async fn headers_and_urls_cannot_inject_into_a_request() {
         let task = start(&mut f, &format!("{}{path}", receiver.url)).await;
         assert_eq!(task["status"], "Running", "{task}");
     }
-    // Nor by what a worker answers as its cancel action.
+    // Nor can the cancel action in the answer of a worker.
     let cancel = json!({"kind": "Webhook", "params": {
         "url": format!("{}/cancel", receiver.url), "verb": "Post", "headers": {"x-a": "b\r\nx-evil: 1"}}});
     receiver.answer(Reply { body: cancel, ..Reply::ok() });
@@ -243,7 +242,7 @@ async fn a_receiver_at_its_limit_does_not_delay_other_receivers() {
             Reply::ok()
         }
     });
-    // More of them than the service holds when nobody stands aside, and all before the quick one.
+    // More calls to the slow receiver than the service may hold, and all of them before the quick one.
     let mut tasks: Vec<Value> =
         (0..12).map(|_| json!({"name": "n", "kind": "k", "on_start": slow.action("/start")})).collect();
     tasks.push(json!({"name": "n", "kind": "k", "on_start": quick.action("/start")}));
@@ -253,7 +252,7 @@ async fn a_receiver_at_its_limit_does_not_delay_other_receivers() {
         (quick.received().len() == 1).then_some(())
     })
     .await;
-    assert_eq!(slow.received().len(), 2, "no more than its places");
+    assert_eq!(slow.received().len(), 2, "no more than its host permits");
     f.write_answers().await;
     assert_eq!(f.api.status(&ids[12]).await, "Running");
     // What waits keeps its claim.
