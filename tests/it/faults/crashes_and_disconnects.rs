@@ -78,7 +78,7 @@ async fn six_hundred_slow_on_start_calls_are_each_made_once() {
         })
         .collect();
     let ids = instance.api.create(&json!(tasks)).await;
-    eventually("all to be started", async || {
+    eventually("the tasks to be started", async || {
         (count(&db, "running").await == 300 && count(&db, "success").await == 300).then_some(())
     })
     .await;
@@ -113,7 +113,7 @@ async fn reports_before_the_on_start_answer_end_their_tasks() {
         .map(|_| json!({"name": "n", "kind": "k", "timeout": 300, "on_start": receiver.action("/start")}))
         .collect();
     instance.api.create(&json!(tasks)).await;
-    eventually("all to succeed", async || {
+    eventually("the tasks to succeed", async || {
         assert_eq!(instance.api.get("/ready").await.status, 200);
         (count(&db, "success").await == 300).then_some(())
     })
@@ -132,7 +132,7 @@ async fn acknowledged_requests_survive_a_kill() {
     let first = Instance::start(&db.url, &[]);
     let tasks: Vec<Value> = (0..60).map(|_| json!({"name": "n", "kind": "k", "timeout": 3600})).collect();
     let ids = first.api.create(&json!(tasks)).await;
-    eventually("all to run", async || (count(&db, "running").await == 60).then_some(())).await;
+    eventually("the tasks to run", async || (count(&db, "running").await == 60).then_some(())).await;
     let (counting, ending) = (&ids[..10], &ids[10..]);
 
     // Clients send requests until the service is gone, and remember what was acknowledged.
@@ -206,7 +206,7 @@ async fn another_instance_takes_over_the_claims_of_a_killed_one() {
     let tasks: Vec<Value> =
         (0..20).map(|_| json!({"name": "n", "kind": "k", "on_start": receiver.action("/start")})).collect();
     let ids = first.api.create(&json!(tasks)).await;
-    eventually("all to be called", async || (receiver.keys().len() == 20).then_some(())).await;
+    eventually("the on_start calls", async || (receiver.keys().len() == 20).then_some(())).await;
     first.kill();
     assert_eq!(count(&db, "claimed").await, 20);
     receiver.answer(Reply::ok());
@@ -236,7 +236,7 @@ async fn clients_that_hang_up_leave_no_partial_change() {
         (0..300).map(|i| json!({"id": format!("c{i}"), "name": "c", "kind": "k", "dependencies": [{"id": "p"}]})),
     );
     let ids = instance.api.create(&json!(tasks)).await;
-    eventually("all to run", async || (count(&db, "running").await == 301).then_some(())).await;
+    eventually("the tasks to run", async || (count(&db, "running").await == 301).then_some(())).await;
     let address = instance.api.base().strip_prefix("http://").unwrap().to_owned();
     let body = "{\"status\": \"Success\"}";
     let hang_up = |i: usize| {
@@ -304,9 +304,9 @@ async fn stopping_a_batch_continues_after_its_client_hangs_up() {
     let batch = answer.headers["x-batch-id"].to_str().unwrap();
     let mut stream = TcpStream::connect(instance.api.base().strip_prefix("http://").unwrap()).await.unwrap();
     stream.write_all(format!("DELETE /batch/{batch} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
-    eventually("it to begin", async || (count(&db, "canceled").await > 0).then_some(())).await;
+    eventually("the first canceled task", async || (count(&db, "canceled").await > 0).then_some(())).await;
     drop(stream);
-    eventually("it to end", async || (count(&db, "canceled").await == 9000).then_some(())).await;
+    eventually("all tasks to be canceled", async || (count(&db, "canceled").await == 9000).then_some(())).await;
     db.assert_counters_match().await;
 }
 
@@ -328,7 +328,7 @@ async fn clients_that_give_up_waiting_do_not_exhaust_the_connections() {
     }
     let waiting =
         "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-    eventually("some to wait", async || (db.number(waiting).await >= 1).then_some(())).await;
+    eventually("a statement to wait for a lock", async || (db.number(waiting).await >= 1).then_some(())).await;
     drop(streams);
     // Their connections are not available to other requests, which are answered with 503.
     let (api, path) = (instance.api.clone(), format!("/task/{}", ids[0]));
@@ -340,7 +340,7 @@ async fn clients_that_give_up_waiting_do_not_exhaust_the_connections() {
         .collect();
     let all =
         "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'reprise'";
-    eventually("them to be answered", async || {
+    eventually("the requests to be answered", async || {
         assert!(db.number(all).await <= 8, "no more connections than POOL_MAX_SIZE");
         others.iter().all(tokio::task::JoinHandle::is_finished).then_some(())
     })
@@ -350,7 +350,7 @@ async fn clients_that_give_up_waiting_do_not_exhaust_the_connections() {
         assert!(answer.is_not_now(), "{} {}", answer.status, answer.body);
     }
     holder.rollback().await.unwrap();
-    eventually("them to be done", async || (db.number(waiting).await == 0).then_some(())).await;
+    eventually("no statement to wait for a lock", async || (db.number(waiting).await == 0).then_some(())).await;
     assert_eq!(instance.api.succeed(&ids[0]).await.status, 200);
 }
 
@@ -366,7 +366,7 @@ async fn a_statement_canceled_by_the_server_is_answered_with_503() {
     let report = tokio::spawn(async move { api.succeed(&id).await });
     let cancel = "select count(pg_cancel_backend(pid)) from pg_stat_activity \
                   where datname = current_database() and wait_event_type = 'Lock'";
-    eventually("it to give up", async || {
+    eventually("the report to be answered", async || {
         db.number(cancel).await;
         report.is_finished().then_some(())
     })

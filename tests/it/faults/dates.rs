@@ -27,7 +27,7 @@ async fn a_heartbeat_after_a_delayed_start_grants_a_whole_timeout() {
     let timeout = 10;
     let task = json!({"name": "n", "kind": "k", "timeout": timeout, "on_start": receiver.action("/start")});
     let ids = instance.api.create(&json!(vec![task; 10])).await;
-    eventually("all to be called", async || (receiver.received().len() == 10).then_some(())).await;
+    eventually("the on_start calls", async || (receiver.received().len() == 10).then_some(())).await;
     let holder = LockHolder::holding(&db, "select from task order by id for update").await;
     // The starts, and the heartbeats that arrive meanwhile, are written after the rows are released.
     answers.send_replace(true);
@@ -89,7 +89,7 @@ async fn no_event_is_dated_before_the_one_it_follows() {
             })
         })
         .collect();
-    eventually("enough to be done", async || (load.ended() > 600).then_some(())).await;
+    eventually("600 runs to end", async || (load.ended() > 600).then_some(())).await;
     stop.cancel();
     join_all(holders).await.into_iter().for_each(Result::unwrap);
     clients.stop().await;

@@ -29,7 +29,7 @@ struct CalledTwice {
     instance: Instance,
     receiver: Receiver,
     ids: Vec<String>,
-    /// What the first and the second call for a task are answered with.
+    /// The answers to the first and to the second call for a task.
     answers: watch::Sender<[Option<Reply>; 2]>,
 }
 
@@ -53,7 +53,7 @@ impl CalledTwice {
         });
         let task = json!({"name": "n", "kind": "k", "timeout": 3600, "on_start": receiver.action("/start")});
         let ids = instance.api.create(&json!(vec![task; TASKS])).await;
-        eventually("all to be called", async || (receiver.received().len() == TASKS).then_some(())).await;
+        eventually("the first calls", async || (receiver.received().len() == TASKS).then_some(())).await;
 
         // No other instance can claim meanwhile, so the stopped one finds its lost tasks when it continues.
         instance.signal(Signal::STOP);
@@ -61,7 +61,7 @@ impl CalledTwice {
         let other = Instance::start(&db.url, &SETTINGS);
         db.end_leases(None).await;
         let pending = "select count(*) from task where status = 'pending'";
-        eventually("its leases to run out", async || {
+        eventually("the leases to run out", async || {
             (db.number(pending).await == i64::try_from(TASKS).unwrap()).then_some(())
         })
         .await;
@@ -72,7 +72,7 @@ impl CalledTwice {
         db.number(left).await;
         claim_lock.release_after(std::time::Duration::ZERO).await;
         instance.signal(Signal::CONT);
-        eventually("all to be called again", async || (receiver.received().len() == 2 * TASKS).then_some(())).await;
+        eventually("the second calls", async || (receiver.received().len() == 2 * TASKS).then_some(())).await;
         CalledTwice { db, instance, receiver, ids, answers }
     }
 

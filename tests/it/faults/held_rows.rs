@@ -87,7 +87,7 @@ impl Setup {
         self.api().wait_for(&id, "Running").await;
         let answer = self.api().succeed(&id).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
-        eventually("its end to be told", async || (!self.receiver.at(&done).is_empty()).then_some(())).await;
+        eventually("the notification of a task", async || (!self.receiver.at(&done).is_empty()).then_some(())).await;
         assert_eq!(self.receiver.at(&start).len(), 1, "called once");
     }
 
@@ -134,7 +134,7 @@ async fn tasks_start_while_another_claimed_task_is_locked() {
     let task = |path: &str| json!([{"name": "n", "kind": "k", "on_start": setup.receiver.action(path)}]);
     let mut held = setup.api().create(&task("/held/open")).await;
     held.extend(setup.api().create(&task("/held/answered")).await);
-    eventually("both to be called", async || (setup.receiver.received().len() == 2).then_some(())).await;
+    eventually("both on_start calls", async || (setup.receiver.received().len() == 2).then_some(())).await;
     let holder = setup.hold_tasks(&[&held[0], &held[1]]).await;
     // One call is answered while its row is locked; the lease of the other task cannot be renewed.
     setup.answer("/held/answered");
@@ -258,10 +258,10 @@ async fn heartbeats_count_while_the_counters_of_their_batch_are_locked() {
         (right && !batch["completed_at"].is_null()).then_some(())
     })
     .await;
-    eventually("it to be told", async || (!setup.receiver.at(path).is_empty()).then_some(())).await;
+    eventually("the notification of the batch", async || (!setup.receiver.at(path).is_empty()).then_some(())).await;
     assert_eq!(setup.api().succeed(&other).await.status, 200);
     setup.one_task_succeeds(&json!({})).await;
-    assert_eq!(setup.receiver.at(path).len(), 1, "told once");
+    assert_eq!(setup.receiver.at(path).len(), 1, "notified once");
     setup.db.assert_counters_match().await;
 }
 
@@ -284,16 +284,16 @@ async fn tasks_start_and_end_while_the_counters_of_their_batch_are_locked() {
         let answer = setup.api().succeed(id).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
     }
-    eventually("the end of the child to be told", async || (setup.receiver.at("/done").len() == 1).then_some(())).await;
+    eventually("the notification of the child", async || (setup.receiver.at("/done").len() == 1).then_some(())).await;
     holder.release_after(HOLD).await;
     eventually("the batch to be complete", async || {
         let batch = setup.api().get(&format!("/batch/{batch}")).await.body;
         (batch["status_counts"]["success"] == 2 && !batch["completed_at"].is_null()).then_some(())
     })
     .await;
-    eventually("it to be told", async || (!setup.receiver.at(path).is_empty()).then_some(())).await;
+    eventually("the notification of the batch", async || (!setup.receiver.at(path).is_empty()).then_some(())).await;
     setup.one_task_succeeds(&json!({})).await;
-    assert_eq!(setup.receiver.at(path).len(), 1, "told once");
+    assert_eq!(setup.receiver.at(path).len(), 1, "notified once");
     setup.db.assert_counters_match().await;
 }
 
@@ -306,7 +306,7 @@ async fn loops_continue_while_a_child_of_an_overdue_task_is_locked() {
     hanging.answer(Reply::slow(Duration::from_secs(3600)));
     let call = json!({"name": "n", "kind": "k", "on_start": hanging.action("/hang")});
     let lost = victim.api.create(&json!(vec![call; 5])).await;
-    eventually("it to call", async || (hanging.received().len() == 5).then_some(())).await;
+    eventually("the on_start calls", async || (hanging.received().len() == 5).then_some(())).await;
     hanging.answer(Reply::ok());
     victim.kill();
 
@@ -393,7 +393,7 @@ async fn requests_succeed_while_the_claim_lock_is_held() {
         longest = longest.max(setup.db.number(waited).await);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let told = "all ends to be told";
+    let told = "all notifications";
     eventually(told, async || (setup.receiver.at("/done").len() == ids.len()).then_some(())).await;
     let waiting = format!("select count(*) from task where status = 'pending' and id <> '{}'", ids[0]);
     assert_eq!(
@@ -454,13 +454,14 @@ async fn tasks_succeed_while_a_notification_in_flight_is_locked() {
     let task = json!([{"name": "n", "kind": "k", "on_success": [setup.receiver.action("/held/done")]}]);
     let ids = setup.running(task).await;
     assert_eq!(setup.api().succeed(&ids[0]).await.status, 200);
-    eventually("it to be sent", async || (!setup.receiver.at("/held/done").is_empty()).then_some(())).await;
+    eventually("the notification to be sent", async || (!setup.receiver.at("/held/done").is_empty()).then_some(()))
+        .await;
     let row = format!("select from outbox where task_id = '{}' for update", ids[0]);
     let holder = LockHolder::holding(&setup.db, &row).await;
     setup.answer("/held/done");
     setup.others_succeed_while(holder, json!({})).await;
     let open = "select count(*) from outbox where status <> 'success'";
-    eventually("all to be marked", async || (setup.db.number(open).await == 0).then_some(())).await;
+    eventually("the deliveries to be marked", async || (setup.db.number(open).await == 0).then_some(())).await;
     setup.db.assert_counters_match().await;
 }
 

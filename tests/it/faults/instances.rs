@@ -45,8 +45,8 @@ fn three(url: &str, first_lease: &str, other_leases: &str) -> Vec<Instance> {
     [first_lease, other_leases, other_leases].map(start).into()
 }
 
-/// What an instance whose calls are not answered holds: the keys of the runs it called for, and of those it claimed to
-/// call for next.
+/// The claims of an instance whose calls are not answered: the keys of the runs that it called for, and of those that it
+/// would call for next.
 struct Holding {
     /// Its id among the others.
     instance: Uuid,
@@ -58,7 +58,7 @@ struct Holding {
 impl Holding {
     /// Creates work until it holds all it can.
     async fn of(load: &Load, db: &Database) -> Holding {
-        let held = eventually("it to make all calls", async || {
+        let held = eventually("the instance to make all calls", async || {
             keep_busy(load, db).await;
             Some(load.held()).filter(|held| held.len() == CALLS)
         })
@@ -69,7 +69,7 @@ impl Holding {
         let instance: Uuid = sqlx::query_scalar(instance).bind(task).fetch_one(&db.pool).await.unwrap();
         let claimed =
             "select id, id || ':start:success:' || run from task where claimed_by = $1 and status = 'claimed'";
-        let claimed: Vec<(Uuid, String)> = eventually("it to claim all it can", async || {
+        let claimed: Vec<(Uuid, String)> = eventually("the instance to claim all it can", async || {
             keep_busy(load, db).await;
             let claimed = sqlx::query_as(claimed).bind(instance).fetch_all(&db.pool).await.unwrap();
             // With less room than for half of its calls it claims no more, until it has made the next ones.
@@ -149,7 +149,7 @@ async fn an_instance_stopped_past_its_leases_moves_no_lost_task() {
     let holding = Holding::of(&load, &db).await;
     stopped.signal(Signal::STOP);
 
-    // The others take over what it holds, and are kept waiting for an answer in their turn.
+    // The others take over its claims, and their calls are not answered either.
     let (address, keys) = (stopped.api.base().to_owned(), &holding.called | &holding.uncalled);
     let (by, held) = (address.clone(), keys.clone());
     load.decide(move |call| if caller(call) == by || held.contains(&call.key()) { Fate::Wait } else { Fate::Work });
@@ -158,7 +158,7 @@ async fn an_instance_stopped_past_its_leases_moves_no_lost_task() {
         let count = sqlx::query_scalar(theirs).bind(&holding.tasks).bind(holding.instance);
         usize::try_from(count.fetch_one(&db.pool).await.map(|count: i64| count).unwrap()).unwrap()
     };
-    eventually("all to be taken over", async || (theirs().await == keys.len()).then_some(())).await;
+    eventually("the others to take over the claims", async || (theirs().await == keys.len()).then_some(())).await;
 
     // Its own calls are answered now, some of them with an error, and it goes on.
     let mark = db.number("select max(seq) from event").await;
@@ -170,7 +170,7 @@ async fn an_instance_stopped_past_its_leases_moves_no_lost_task() {
     });
     stopped.signal(Signal::CONT);
     let by_it = format!("from event where instance = '{}' and seq > {mark}", holding.instance);
-    eventually("it to work again", async || {
+    eventually("the stopped instance to work again", async || {
         keep_busy(&load, &db).await;
         (db.number(&format!("select count(*) {by_it} and to_status = 'running'")).await > 10).then_some(())
     })
@@ -207,12 +207,12 @@ async fn an_instance_stopped_inside_a_transaction_does_not_block_the_others() {
     let (api, id) = (instances[0].api.clone(), ids[0].clone());
     let report = tokio::spawn(async move { api.succeed(&id).await });
     let for_lock = waiting("wait_event_type = 'Lock'");
-    eventually("its report to wait", async || (db.number(&for_lock).await == 1).then_some(())).await;
+    eventually("the report to wait for the lock", async || (db.number(&for_lock).await == 1).then_some(())).await;
     instances[0].signal(Signal::STOP);
     // Now its transaction has locked the row, and only the server can end it.
     holder.rollback().await.unwrap();
     let open = waiting("state = 'idle in transaction'");
-    eventually("its transaction to be open", async || (db.number(&open).await == 1).then_some(())).await;
+    eventually("the transaction to be open", async || (db.number(&open).await == 1).then_some(())).await;
     let others = join_all(instances[1..].iter().map(|instance| instance.api.succeed(&ids[0])));
     for answer in tokio::time::timeout(PATIENCE, others).await.expect("the others can report") {
         assert_eq!(answer.status, 200, "{}", answer.body);
@@ -282,7 +282,7 @@ async fn a_database_restart_loses_no_work() {
             assert_eq!(api.get("/metrics").await.status, 200);
         }))
         .await;
-        eventually("clients and workers to be told", async || (load.refused() > refused).then_some(())).await;
+        eventually("clients and workers to get a 503", async || (load.refused() > refused).then_some(())).await;
         assert_eq!(server.start().await, url);
     }
     let before = load.ended();
@@ -307,10 +307,12 @@ async fn a_terminated_instance_hands_its_uncalled_claims_to_the_others() {
     let holding = Holding::of(&load, &db).await;
     let leaving = instances.remove(0);
     leaving.signal(Signal::TERM);
-    eventually("it to say that it is leaving", async || (leaving.api.get("/ready").await.status == 503).then_some(()))
-        .await;
-    // The others start what it had not called for, while its own calls are still open.
-    eventually("what it gave back to be started", async || {
+    eventually("the terminated instance not to be ready", async || {
+        (leaving.api.get("/ready").await.status == 503).then_some(())
+    })
+    .await;
+    // The others start the claims without a call, while its own calls are still open.
+    eventually("the claims that were given back to be started", async || {
         let starts = load.starts();
         holding.uncalled.iter().all(|key| starts.contains_key(key)).then_some(())
     })

@@ -117,7 +117,7 @@ impl Outages {
             "select count(*) from pg_stat_activity where datname = current_database() and query ilike 'listen%' \
              and extract(epoch from backend_start) * 1000 >= {moment}"
         );
-        eventually("it to listen", async || (self.db.number(&listens).await > 0).then_some(())).await;
+        eventually("the instance to listen", async || (self.db.number(&listens).await > 0).then_some(())).await;
     }
 
     /// Milliseconds, by the database's clock.

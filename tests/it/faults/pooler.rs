@@ -51,7 +51,7 @@ impl Pooler {
         let mut command = Command::new(program);
         command.arg(dir.join("pgbouncer.ini")).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.uid(owner.uid()).gid(owner.gid()).spawn().unwrap();
-        eventually("it to listen", async || dir.join(SOCKET).exists().then_some(())).await;
+        eventually("PgBouncer to listen", async || dir.join(SOCKET).exists().then_some(())).await;
         child
     }
 
@@ -101,7 +101,7 @@ async fn the_service_works_behind_pgbouncer_in_transaction_mode() {
     goes_on().await;
     server.stop_fast().await;
     let refused = load.refused();
-    eventually("clients and workers to be told", async || (load.refused() > refused).then_some(())).await;
+    eventually("clients and workers to get a 503", async || (load.refused() > refused).then_some(())).await;
     server.start().await;
     goes_on().await;
     load.remove_instance(&instances[0]);

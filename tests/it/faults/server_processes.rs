@@ -19,7 +19,7 @@ fn start(db: &Database) -> Instance {
     Instance::start(&db.url, &[("RUST_LOG", "error"), ("POOL_MAX_SIZE", "8"), ("DATABASE_TIMEOUT_SECS", "2")])
 }
 
-/// Clients that send what `request` makes of their number and hang up a moment later, again and again.
+/// Starts clients that repeatedly send a request and hang up a moment later. `request` makes it of their number.
 fn hang_up(instance: &Instance, clients: u64, request: impl Fn(u64) -> String) -> CancellationToken {
     let stop = CancellationToken::new();
     for i in 0..clients {

@@ -37,7 +37,7 @@ impl Silence {
     async fn running(&self, count: u32) -> Vec<String> {
         let tasks: Vec<Value> = (0..count).map(|_| json!({"name": "n", "kind": "k", "timeout": 3600})).collect();
         let ids = self.instance.api.create(&json!(tasks)).await;
-        eventually("them to run", async || (self.count("running").await == i64::from(count)).then_some(())).await;
+        eventually("the tasks to run", async || (self.count("running").await == i64::from(count)).then_some(())).await;
         ids
     }
 
@@ -106,7 +106,7 @@ async fn on_start_answers_and_deliveries_are_written_despite_silent_connections(
     for _ in 0..4 {
         ids.extend(silence.instance.api.create(&task).await);
     }
-    eventually("all to run", async || (silence.count("running").await == 5).then_some(())).await;
+    eventually("the tasks to run", async || (silence.count("running").await == 5).then_some(())).await;
     assert_eq!(silence.receiver.at("/start").len(), 5, "each called once");
 
     // So are the results of deliveries.
@@ -116,7 +116,7 @@ async fn on_start_answers_and_deliveries_are_written_despite_silent_connections(
     }
     silence.proxy.trapped().await;
     let sent = "select count(*) from outbox where status = 'success'";
-    eventually("all to be marked", async || (silence.db.number(sent).await == 5).then_some(())).await;
+    eventually("the deliveries to be marked", async || (silence.db.number(sent).await == 5).then_some(())).await;
     silence.db.assert_counters_match().await;
 }
 
@@ -137,14 +137,14 @@ async fn the_service_recovers_when_all_connections_fall_silent() {
     eventually("a heartbeat", async || (api.put(&paths[0], &nothing).await.status == 202).then_some(())).await;
     eventually("a report", async || (api.succeed(&ids[1]).await.status == 200).then_some(())).await;
     eventually("a new task", async || (api.post("/task", &task).await.status == 201).then_some(())).await;
-    eventually("its start", async || (!silence.receiver.at("/late").is_empty()).then_some(())).await;
-    eventually("it to listen again", async || {
+    eventually("the on_start call", async || (!silence.receiver.at("/late").is_empty()).then_some(())).await;
+    eventually("the instance to listen again", async || {
         let pid = silence.db.number(listening).await;
         (pid != 0 && pid != listener).then_some(())
     })
     .await;
     let moving = "select count(*) from task where status in ('pending', 'claimed')";
-    eventually("it to run", async || (silence.db.number(moving).await == 0).then_some(())).await;
+    eventually("the new task to run", async || (silence.db.number(moving).await == 0).then_some(())).await;
     silence.db.assert_counters_match().await;
 }
 
@@ -161,7 +161,7 @@ async fn a_request_that_times_out_on_a_lock_leaves_no_waiting_statement() {
     let waiting =
         "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     // One waits behind the other: for the lock of the row, and then for its holder.
-    eventually("them to give up", async || (silence.db.number(waiting).await == 0).then_some(())).await;
+    eventually("the statements to give up", async || (silence.db.number(waiting).await == 0).then_some(())).await;
     holder.rollback().await.unwrap();
     assert_eq!(api.succeed(&ids[0]).await.status, 200);
     assert_eq!(api.task(&ids[0]).await["success"], 0, "a heartbeat that was not acknowledged takes no effect later");

@@ -27,7 +27,7 @@ const SETTINGS: [(&str, &str); 8] = [
     ("DATABASE_TIMEOUT_SECS", "3"),
 ];
 
-/// What connections say, to be hit in the middle of it.
+/// Texts in statements at which a connection may break.
 const SAYINGS: [&str; 6] = ["commit", "begin", "rollback", "select", "update", "insert"];
 /// Tables whose rows another transaction holds.
 const TABLES: [&str; 6] = ["task", "task", "batch_count", "status_count", "slot", "outbox"];
@@ -111,7 +111,7 @@ impl Storm {
         Storm { db, load, targets }
     }
 
-    /// Strikes, holds on for a time and heals what it has done.
+    /// Causes a fault, waits for its duration and ends it.
     async fn strike(self, blow: Blow, time: Duration) {
         match blow {
             Blow::Kill(target) => {

@@ -33,12 +33,12 @@ enum Step {
     /// A manual retry, with or without the children that failed because of the task.
     Retry(usize, bool),
     RetryAll,
-    /// Seconds go by, and the loops look what is due.
+    /// Seconds pass, and the loops handle what is due.
     Time(u8),
     StopAll,
 }
 
-/// What a node is made of: links back, retries, whether it is a barrier, how many may run beside it.
+/// The parts of a node: links back, retries, whether it is a barrier, how many may run beside it.
 type Drawn = (Vec<(usize, bool)>, u8, bool, Option<u8>);
 
 fn graph() -> impl Strategy<Value = Vec<Node>> {
@@ -262,7 +262,7 @@ impl Model {
         }
     }
 
-    /// Whatever is alive, has a child that has ended badly since `before`, and none that is alive: again and again.
+    /// Cancels, repeatedly, each alive task that has no alive child and one that has ended badly since `before`.
     fn cancel_dead_ends(&mut self, before: &[bool]) {
         let dead = |model: &Model, i: usize| {
             let children = || (0..model.nodes.len()).filter(|c| model.nodes[*c].parents.iter().any(|(p, _)| *p == i));

@@ -263,7 +263,7 @@ async fn a_task_that_ends_while_it_is_claimed_is_not_called() {
         let waiting =
             "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
         let mut looks = 0;
-        eventually("it to wait", async || {
+        eventually("the claim to wait for the lock", async || {
             looks += f.db.number(waiting).await;
             (looks > 3).then_some(())
         })

@@ -78,7 +78,7 @@ async fn a_patch_changes_only_the_fields_it_names() {
         (&done["status"], &done["failures"], &done["metadata"]["end"]),
         (&json!("Success"), &json!(1), &json!(true))
     );
-    assert_eq!(f.api.patch(&path, &json!({"priority": 1})).await.status, 409, "what has ended stays as it is");
+    assert_eq!(f.api.patch(&path, &json!({"priority": 1})).await.status, 409, "an ended task does not change");
 }
 
 #[tokio::test]
@@ -204,7 +204,7 @@ async fn a_task_does_not_start_before_its_run_at() {
     assert_eq!((f.release().await, f.claim().await), (1, 1));
     f.api.succeed(&ids[0]).await;
     assert_eq!(f.api.status(&ids[2]).await, "Pending");
-    assert_eq!(f.claim().await, 0, "its own time has not come");
+    assert_eq!(f.claim().await, 0, "its run_at has not come");
     f.advance(3600);
     assert_eq!((f.release().await, f.claim().await), (1, 1));
     f.db.assert_counters_match().await;

@@ -259,8 +259,8 @@ async fn every_tick(store: &Store, id: Uuid) {
     statements.await.unwrap();
 }
 
-/// A page of a list costs what is on it, however deep it is and however rare what it asks for. Asked more often than
-/// the server plans for single values.
+/// A page of a list costs as much as its rows, however deep the page and however rare the rows. Each list is read more
+/// often than the server plans for single values.
 #[tokio::test]
 async fn a_list_page_reads_little_more_than_its_rows() {
     let db = Database::new().await;
@@ -287,7 +287,7 @@ async fn a_list_page_reads_little_more_than_its_rows() {
     connection.close().await.unwrap();
     let read = "select coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::bigint from pg_stat_user_tables \
                 where relname in ('task', 'task_spec', 'batch', 'batch_count')";
-    // What the connection has done is told when its process has ended.
+    // A connection publishes its statistics when its process has ended.
     let told = "select sum(n_tup_ins)::bigint from pg_stat_user_tables \
                 where relname in ('task', 'task_spec', 'batch', 'batch_count')";
     eventually("the statistics to be told", async || (db.number(told).await >= 80_000).then_some(())).await;
@@ -333,7 +333,7 @@ async fn the_search_for_existing_tasks_uses_indexes() {
     let db = large().await;
     let fill = "update task_spec s set metadata = jsonb_build_object('order', n, 'tenant', n % 10)
                 from (select id, row_number() over () as n from task_spec) x where x.id = s.id";
-    // What a connection has read is told some time after it was closed, together with what it has written.
+    // A closed connection publishes what it has read some time later, together with what it has written.
     let written = async |column: &str, count: i64| {
         let told = format!("select {column} from pg_stat_user_tables where relname = 'task_spec'");
         eventually("the statistics to be told", async || (db.number(&told).await >= count).then_some(())).await;

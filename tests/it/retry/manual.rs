@@ -67,7 +67,7 @@ async fn a_manual_retry_restarts_the_task_and_revives_its_failed_children() {
     assert_eq!((done.status.as_u16(), &done.body["revived"]), (200, &dry.body["revived"]), "{}", done.body);
     let shown = &done.body["task"];
     assert_eq!((&shown["attempt"], &shown["run"], &shown["failure_reason"]), (&json!(0), &json!(2), &Value::Null));
-    // `both` also failed because of `other`; what succeeded stays.
+    // `both` also failed because of `other`; a succeeded task stays.
     assert_eq!(
         states(&f, &ids).await,
         expected(&[("Pending", 2), ("Waiting", 1), ("Waiting", 1), ("Success", 0), ("Failure", 0), ("Failure", 0)])

@@ -29,7 +29,7 @@ pub fn command(settings: &[(&str, &str)]) -> Command {
 
 impl Instance {
     pub fn start(url: &str, settings: &[(&str, &str)]) -> Instance {
-        Instance::try_start(url, settings).expect("it ended before it was ready")
+        Instance::try_start(url, settings).expect("the instance ended before it was ready")
     }
 
     /// Returns `None` if the instance ended before it was ready.
@@ -42,7 +42,7 @@ impl Instance {
 
     /// Waits until the instance prints its address.
     pub fn spawn(command: Command) -> Instance {
-        Instance::try_spawn(command).expect("it ended before it was ready")
+        Instance::try_spawn(command).expect("the instance ended before it was ready")
     }
 
     fn try_spawn(mut command: Command) -> Option<Instance> {

@@ -22,7 +22,7 @@ use super::{Answer, Client, Database, Instance, PATIENCE, Receiver, Reply, event
 const TASKS: usize = 6;
 const EXECUTIONS: usize = 8;
 
-/// What becomes of a call of `on_start`.
+/// How the receiver treats a call of `on_start`.
 pub enum Fate {
     /// A worker takes it up.
     Work,
@@ -44,7 +44,7 @@ struct Inner {
     turn: AtomicUsize,
     /// The number of tenants, of each of which two tasks may execute; 0 for no rules.
     tenants: AtomicUsize,
-    /// What becomes of a call of `on_start`, and those that had to wait.
+    /// Decides about calls of `on_start`, and the calls that wait.
     fate: watch::Sender<Decide>,
     held: Mutex<Vec<Received>>,
     /// Ids of tasks whose creation was acknowledged.
@@ -226,7 +226,7 @@ impl Load {
         }
     }
 
-    /// From now on this decides about calls, also about those that wait.
+    /// From now on `fate` decides about calls, also about waiting ones.
     pub fn decide(&self, fate: impl Fn(&Received) -> Fate + Send + Sync + 'static) {
         self.0.fate.send_replace(Arc::new(fate));
     }
@@ -258,7 +258,7 @@ impl Load {
         }
     }
 
-    /// Every call of `on_start` by its key: who made it, in order.
+    /// The callers of `on_start` by key, in order.
     pub fn starts(&self) -> HashMap<String, Vec<String>> {
         let mut starts: HashMap<String, Vec<String>> = HashMap::new();
         for call in self.0.receiver.received() {
@@ -274,8 +274,8 @@ impl Load {
         self.0.refused.load(Ordering::Relaxed)
     }
 
-    /// Calls that came after the end of their run had been acknowledged. Where many leases end at once while their workers
-    /// report, one may be on its way in that very moment.
+    /// Calls that came after the end of their run had been acknowledged. Where many leases end while their workers report,
+    /// a call may be on its way at that moment.
     pub fn late(&self) -> Vec<String> {
         self.0.late.lock().unwrap().clone()
     }
@@ -286,7 +286,7 @@ impl Load {
 
     /// Waits until all tasks have ended, and compares what was acknowledged with what is stored.
     pub async fn finish(&self, db: &Database) {
-        eventually("all to end", async || {
+        eventually("all tasks to end", async || {
             assert_eq!(*self.0.wrong.lock().unwrap(), Vec::<String>::new());
             (db.number("select count(*) from task where ended_at is null").await == 0).then_some(())
         })
@@ -294,8 +294,12 @@ impl Load {
         let created = self.0.created.lock().unwrap().clone();
         let known = "select count(*) from task where status = 'success' and id = any($1)";
         let known: i64 = sqlx::query_scalar(known).bind(&created).fetch_one(&db.pool).await.unwrap();
-        assert_eq!(usize::try_from(known).unwrap(), created.len(), "all that was acknowledged is there and has ended");
-        assert_eq!(db.number("select count(*) from task").await, known, "and nothing was created twice");
+        assert_eq!(
+            usize::try_from(known).unwrap(),
+            created.len(),
+            "all acknowledged tasks are stored and have succeeded"
+        );
+        assert_eq!(db.number("select count(*) from task").await, known, "no task was created twice");
         let counted = self.0.counted.lock().unwrap().clone();
         for (id, acknowledged) in counted {
             let stored = db.number(&format!("select success from task where id = '{id}'")).await;
@@ -303,11 +307,11 @@ impl Load {
         }
         let runs = "select count(*) from task t join task_spec s on s.id = t.id \
                     where t.run <> case when s.name in ('/fail-once', '/refuse-once') then 1 else 0 end";
-        assert_eq!(db.number(runs).await, 0, "each has as many runs as it needs");
+        assert_eq!(db.number(runs).await, 0, "each task has as many runs as it needs");
         let executions = i64::try_from(created.len() / TASKS * EXECUTIONS).unwrap();
         assert_eq!(db.number("select count(*) from attempt").await, executions, "each run has ended once");
-        // One that was leased when its instance lost it comes back after a longer time than tests wait.
-        assert_eq!(db.number("select count(*) from outbox").await, known, "every end is told of, or will be");
+        // A notification that its instance lost is sent when its lease ends, after more time than the test waits.
+        assert_eq!(db.number("select count(*) from outbox").await, known, "every end has its notification");
         eventually("the service to settle its counters", async || {
             (db.number("select count(*) from batch_delta").await == 0).then_some(())
         })
@@ -317,7 +321,7 @@ impl Load {
 
     /// Waits until every end has been told of; answers by key how often.
     pub async fn delivered(&self, db: &Database) -> HashMap<String, usize> {
-        eventually("all to be delivered", async || {
+        eventually("all notifications to be delivered", async || {
             (db.number("select count(*) from outbox where status <> 'success'").await == 0).then_some(())
         })
         .await;

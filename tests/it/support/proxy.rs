@@ -84,7 +84,7 @@ impl Line {
 
     fn suffer(&self, fault: Fault) {
         self.fault.send_if_modified(|present| {
-            // What is lost stays lost.
+            // A lost connection stays lost.
             let changes = present.is_none_or(Fault::passes);
             if changes {
                 *present = Some(fault);
@@ -164,7 +164,7 @@ impl Proxy {
         self.break_some(fault, || true);
     }
 
-    /// Those that `chosen` chooses.
+    /// Breaks the present connections that `chosen` selects.
     pub fn break_some(&self, fault: Fault, mut chosen: impl FnMut() -> bool) {
         for line in self.lines() {
             if chosen() {
@@ -224,7 +224,7 @@ impl Proxy {
 
 impl State {
     fn accept(&self) -> Arc<Line> {
-        // Under the lock: who breaks new ones first and then all present ones misses none.
+        // Under the lock, so that breaking new connections and then all present ones misses none.
         let mut lines = self.lines.lock().unwrap();
         let fault = *self.new.lock().unwrap();
         let (fault, over) = (watch::Sender::new(fault), CancellationToken::new());
@@ -233,7 +233,7 @@ impl State {
         line
     }
 
-    /// What the client says decides what befalls its connection.
+    /// Applies the traps and the fuse of a connection to what its client sends.
     fn heard(&self, line: &Line, said: &[u8]) {
         if line.is_lost() {
             return;
@@ -284,7 +284,7 @@ async fn exchange(line: &Line, state: &State, mut client: TcpStream, target: &Ta
     tokio::join!(requests, pass(line, None, from_server, to_client));
 }
 
-/// Passes on what one side says to the other, requests with the traps of `state`.
+/// Passes on the bytes of one direction. Requests are checked against the traps of `state`.
 async fn pass<S: Stream>(line: &Line, state: Option<&State>, mut from: ReadHalf<S>, mut to: WriteHalf<impl Stream>) {
     let mut fault = line.fault.subscribe();
     let mut buffer = vec![0; 65_536];

@@ -100,7 +100,7 @@ impl Receiver {
         self.inner.received.lock().unwrap().clone()
     }
 
-    /// What came in at this path.
+    /// The calls to this path.
     pub fn at(&self, path: &str) -> Vec<Received> {
         self.received().into_iter().filter(|received| received.path == path).collect()
     }

@@ -255,12 +255,12 @@ async fn a_receiver_at_its_limit_does_not_delay_other_receivers() {
     assert_eq!(slow.received().len(), 2, "no more than its host permits");
     f.write_answers().await;
     assert_eq!(f.api.status(&ids[12]).await, "Running");
-    // What waits keeps its claim.
+    // Waiting tasks keep their claims.
     f.advance(20);
     f.keeper().renew().await.unwrap();
     f.advance(20);
     assert_eq!(f.expire().await, 0);
-    // One that is canceled while it waits is not called.
+    // A task that is canceled while it waits is not called.
     let called: Vec<String> = slow.received().iter().map(|call| call.header("x-task-id").to_owned()).collect();
     let waiting = ids[..12].iter().find(|id| !called.contains(id)).unwrap();
     assert_eq!(f.api.delete(&format!("/task/{waiting}")).await.status, 200);
