@@ -210,8 +210,8 @@ async fn another_instance_takes_over_the_claims_of_a_killed_one() {
     first.kill();
     assert_eq!(count(&db, "claimed").await, 20);
     receiver.answer(Reply::ok());
-    let second = Instance::start(&db.url, &settings);
     db.end_leases(None).await;
+    let second = Instance::start(&db.url, &settings);
     for id in &ids {
         let task = second.api.wait_for(id, "Running").await;
         assert_eq!((&task["run"], &task["attempt"]), (&json!(0), &json!(0)));

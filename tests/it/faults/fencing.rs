@@ -14,10 +14,11 @@ use crate::support::{Database, Instance, LOOPBACK, LockHolder, Receiver, Reply, 
 
 const TASKS: usize = 30;
 
-const SETTINGS: [(&str, &str); 5] = [
+const SETTINGS: [(&str, &str); 6] = [
     ("RUST_LOG", "error"),
     ("WORKER_CLAIM_TIMEOUT_SECS", "3600"),
     ("WORKER_LOOP_INTERVAL_MS", "200"),
+    ("RETRY_LOOP_INTERVAL_MS", "200"),
     ("WEBHOOK_TIMEOUT_MS", "300000"),
     ("WEBHOOK_ALLOW", LOOPBACK),
 ];
@@ -58,8 +59,8 @@ impl CalledTwice {
         // No other instance can claim meanwhile, so the stopped one finds its lost tasks when it continues.
         instance.signal(Signal::STOP);
         let claim_lock = LockHolder::holding(&db, "select pg_advisory_xact_lock(8243118329669313793)").await;
-        let other = Instance::start(&db.url, &SETTINGS);
         db.end_leases(None).await;
+        let other = Instance::start(&db.url, &SETTINGS);
         let pending = "select count(*) from task where status = 'pending'";
         eventually("the leases to run out", async || {
             (db.number(pending).await == i64::try_from(TASKS).unwrap()).then_some(())
