@@ -3,3 +3,4 @@
 mod calls;
 mod deliveries;
 mod webhook_guard;
+mod workers;
