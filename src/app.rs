@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use private_postgres::{Private, Settings};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -25,7 +26,6 @@ use crate::loops::supervisor::Supervisor;
 use crate::loops::timeout::Timeout;
 use crate::loops::{runner, wakeup};
 use crate::output::print;
-use crate::postgres::{Private, Settings};
 use crate::service::Service;
 use crate::store::Store;
 use crate::webhook::{self, Client};

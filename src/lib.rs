@@ -38,6 +38,3 @@ pub mod wake;
 
 /// The rules as plain values and functions.
 pub mod domain;
-
-/// A PostgreSQL of our own, where none is given.
-pub mod postgres;

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use private_postgres::{Embedded, Settings};
 use uuid::Uuid;
 
 use super::process::{self, ServiceProcess};
 use super::raw::Database;
 use super::wire::Peer;
 use crate::config::Config;
-use crate::postgres::{Embedded, Settings};
 
 /// Two services, and as many connections as there are clients.
 const CONNECTIONS: u32 = 200;

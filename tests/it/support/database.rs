@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use private_postgres::{Embedded, Settings};
 use reprise::clock::Clock;
 use reprise::domain::retry::RetryLimits;
-use reprise::postgres::{Embedded, Settings};
 use reprise::store::tx::deferred;
 use reprise::store::{Patience, Session, Store, migrate};
 use sqlx::postgres::PgConnectOptions;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use reprise::postgres::{Embedded, Settings};
+use private_postgres::{Embedded, Settings};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub struct Server {
