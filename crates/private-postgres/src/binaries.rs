@@ -12,9 +12,9 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use super::Settings;
+use super::data_dir::DataDir;
 use super::error::Error;
 use super::fetch;
-use super::place::Place;
 
 const OLDEST_MAJOR: u32 = 14;
 
@@ -38,16 +38,16 @@ pub struct Binaries {
 }
 
 /// Chooses binaries for a cluster of the given major version, or for a new one.
-pub async fn locate(settings: &Settings, place: &Place, cluster_major: Option<u32>) -> Result<Binaries, Error> {
+pub async fn locate(settings: &Settings, data_dir: &DataDir, cluster_major: Option<u32>) -> Result<Binaries, Error> {
     let version_error = |found: String| Error::Version {
-        path: place.dir.clone(),
+        path: data_dir.path.clone(),
         cluster: cluster_major.unwrap_or_default(),
         found: if found.is_empty() { "none".to_owned() } else { found },
     };
     let fits = |found: &Binaries| cluster_major.is_none_or(|major| major == found.major);
 
     if let Some(dir) = &settings.bin_dir {
-        let found = probe(dir, place).await.map_err(|reason| Error::BinDir { path: dir.clone(), reason })?;
+        let found = probe(dir, data_dir).await.map_err(|reason| Error::BinDir { path: dir.clone(), reason })?;
         return if fits(&found) { Ok(found) } else { Err(version_error(found.version)) };
     }
 
@@ -57,11 +57,11 @@ pub async fn locate(settings: &Settings, place: &Place, cluster_major: Option<u3
         candidates.extend(configured().await);
         candidates.extend(installations());
     }
-    candidates.extend(fetch::cached(&place.dir));
+    candidates.extend(fetch::cached(&data_dir.path));
 
     let mut others = Vec::new();
     for dir in candidates {
-        match probe(&dir, place).await {
+        match probe(&dir, data_dir).await {
             Ok(found) if fits(&found) => return Ok(found),
             Ok(found) => others.push(found.version),
             Err(reason) => {
@@ -74,26 +74,26 @@ pub async fn locate(settings: &Settings, place: &Place, cluster_major: Option<u3
         others.dedup();
         return Err(version_error(others.join(", ")));
     }
-    let dir = fetch::fetch(place).await?;
-    probe(&dir, place).await.map_err(|reason| Error::NoBinaries { reason })
+    let dir = fetch::fetch(data_dir).await?;
+    probe(&dir, data_dir).await.map_err(|reason| Error::NoBinaries { reason })
 }
 
 /// Runs the server's binary for its version, under the account that will run
 /// it, which also shows that this account can reach and load it.
-pub async fn probe(dir: &Path, place: &Place) -> Result<Binaries, String> {
+pub async fn probe(dir: &Path, data_dir: &DataDir) -> Result<Binaries, String> {
     let dir = dir.canonicalize().map_err(|error| error.to_string())?;
     for name in ["postgres", "initdb"] {
         if !dir.join(name).is_file() {
             return Err(format!("it has no `{name}`"));
         }
     }
-    let output = place
+    let output = data_dir
         .user
         .command(dir.join("postgres"))
         .arg("--version")
         .output()
         .await
-        .map_err(|error| format!("user {} cannot run `postgres`: {error}", place.user.name))?;
+        .map_err(|error| format!("user {} cannot run `postgres`: {error}", data_dir.user.name))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let Some((version, major)) = parse_version(&text) else {
         let complaint = super::cluster::one_line(&String::from_utf8_lossy(&output.stderr));

@@ -14,23 +14,23 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::binaries::Binaries;
+use super::data_dir::DataDir;
 use super::error::Error;
-use super::place::Place;
-use super::process::{Holder, PidFile, exists, holder};
+use super::process::{PidFile, PidOwner, exists, pid_owner};
 
 /// How a cluster is called while it is being made.
 const UNFINISHED: &str = "pgdata.init-";
 
 /// An earlier server that is still there is left alone for a moment, because
 /// it is most likely stopping; then it is asked to, first kindly.
-const ORPHAN_ASKED_AFTER: Duration = Duration::from_secs(5);
-const ORPHAN_FORCED_AFTER: Duration = Duration::from_secs(25);
-const ORPHAN_PATIENCE: Duration = Duration::from_secs(35);
+const ORPHAN_INTERRUPTED_AFTER: Duration = Duration::from_secs(5);
+const ORPHAN_QUIT_AFTER: Duration = Duration::from_secs(25);
+const ORPHAN_GIVEN_UP_AFTER: Duration = Duration::from_secs(35);
 
 /// The major version of the cluster, `None` when there is none yet.
 pub fn major(cluster: &Path) -> Result<Option<u32>, Error> {
     let path = cluster.to_owned();
-    match read_if_there(&cluster.join("PG_VERSION")) {
+    match read_if_exists(&cluster.join("PG_VERSION")) {
         Ok(Some(text)) => text.trim().parse().map(Some).map_err(|_| Error::NotACluster { path }),
         Ok(None) => match fs::read_dir(cluster).map(Iterator::count) {
             Ok(0) => Ok(None),
@@ -43,22 +43,22 @@ pub fn major(cluster: &Path) -> Result<Option<u32>, Error> {
 }
 
 /// Removes clusters whose making was interrupted.
-pub fn tidy(dir: &Path) {
-    remove_unfinished(dir, UNFINISHED);
+pub fn remove_unfinished_clusters(dir: &Path) {
+    remove_leftovers(dir, UNFINISHED);
 }
 
 /// Makes the cluster under a passing name and gives it the final one when it
 /// is complete, so that a kill in between leaves nothing that looks usable.
-pub async fn initialise(place: &Place, binaries: &Binaries, durable: bool) -> Result<(), Error> {
-    let failed = |reason: String| Error::Initdb { path: place.dir.clone(), reason };
+pub async fn initialise(data_dir: &DataDir, binaries: &Binaries, durable: bool) -> Result<(), Error> {
+    let failed = |reason: String| Error::Initdb { path: data_dir.path.clone(), reason };
     let io_failed = |error: io::Error| failed(error.to_string());
 
-    let unfinished = place.dir.join(unique(UNFINISHED));
+    let unfinished = data_dir.path.join(unique(UNFINISHED));
     DirBuilder::new().mode(0o700).create(&unfinished).map_err(io_failed)?;
-    place.user.own(&unfinished).map_err(io_failed)?;
+    data_dir.user.own(&unfinished).map_err(io_failed)?;
 
-    tracing::info!("making a PostgreSQL {} cluster in {}", binaries.version, place.dir.display());
-    let mut initdb = place.user.command(binaries.dir.join("initdb"));
+    tracing::info!("making a PostgreSQL {} cluster in {}", binaries.version, data_dir.path.display());
+    let mut initdb = data_dir.user.command(binaries.dir.join("initdb"));
     initdb
         .arg("-D")
         .arg(&unfinished)
@@ -74,9 +74,9 @@ pub async fn initialise(place: &Place, binaries: &Binaries, durable: bool) -> Re
         return Err(failed(format!("{} ({})", one_line(&text), output.status)));
     }
     // Renaming replaces an empty directory, and only an empty one.
-    fs::rename(&unfinished, place.cluster()).map_err(io_failed)?;
+    fs::rename(&unfinished, data_dir.cluster()).map_err(io_failed)?;
     if durable {
-        File::open(&place.dir).and_then(|dir| dir.sync_all()).map_err(io_failed)?;
+        File::open(&data_dir.path).and_then(|dir| dir.sync_all()).map_err(io_failed)?;
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ pub async fn initialise(place: &Place, binaries: &Binaries, durable: bool) -> Re
 pub async fn recover(cluster: &Path) -> Result<(), Error> {
     let path = cluster.join("postmaster.pid");
     let failed = |source| Error::DataDir { path: path.clone(), source };
-    let Some(text) = read_if_there(&path).map_err(failed)? else {
+    let Some(text) = read_if_exists(&path).map_err(failed)? else {
         return Ok(());
     };
     let Some(file) = PidFile::parse(&text) else {
@@ -96,26 +96,26 @@ pub async fn recover(cluster: &Path) -> Result<(), Error> {
         tracing::warn!("removing the unreadable {}", path.display());
         return fs::remove_file(&path).map_err(failed);
     };
-    match holder(file.pid, cluster).await {
-        Holder::Server => {
-            end_orphan(file.pid, cluster).await?;
+    match pid_owner(file.pid, cluster).await {
+        PidOwner::Server => {
+            stop_orphan(file.pid, cluster).await?;
             if !path.exists() {
                 return Ok(());
             }
         }
-        Holder::Stranger if !is_service(file.pid) => tracing::warn!(
+        PidOwner::Other if !is_service(file.pid) => tracing::warn!(
             "process {} named by {} is dead or another program; passing over it",
             file.pid,
             path.display()
         ),
-        Holder::Stranger | Holder::Nobody => {}
+        PidOwner::Other | PidOwner::None => {}
     }
     // Also when there is no such process now: the number may go to one that
     // is about to be started, as it does in containers, where they are low.
-    disown(&path, &text).map_err(failed)
+    replace_pid(&path, &text).map_err(failed)
 }
 
-fn read_if_there(path: &Path) -> io::Result<Option<String>> {
+fn read_if_exists(path: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         text => text.map(Some),
@@ -130,21 +130,22 @@ fn is_service(pid: i32) -> bool {
 /// takes a file that names its own parent for stale. Removing the file instead
 /// would also lose the reference to the shared memory, by which PostgreSQL
 /// notices that processes of a killed server are still at work.
-fn disown(path: &Path, text: &str) -> io::Result<()> {
+fn replace_pid(path: &Path, text: &str) -> io::Result<()> {
     let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
     let file =
         rustix::fs::open(path, OFlags::WRONLY | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     File::from(file).write_all(format!("{}\n{rest}", std::process::id()).as_bytes())
 }
 
-async fn end_orphan(pid: i32, cluster: &Path) -> Result<(), Error> {
+async fn stop_orphan(pid: i32, cluster: &Path) -> Result<(), Error> {
     let error = || Error::Orphan { path: cluster.to_owned(), pid };
     let process = Pid::from_raw(pid).ok_or_else(error)?;
     tracing::info!("waiting for an earlier PostgreSQL (process {pid}) to end");
     let start = Instant::now();
-    let mut signals = [(ORPHAN_ASKED_AFTER, Signal::INT), (ORPHAN_FORCED_AFTER, Signal::QUIT)].into_iter().peekable();
-    while exists(process) && holder(pid, cluster).await == Holder::Server {
-        if start.elapsed() > ORPHAN_PATIENCE {
+    let mut signals =
+        [(ORPHAN_INTERRUPTED_AFTER, Signal::INT), (ORPHAN_QUIT_AFTER, Signal::QUIT)].into_iter().peekable();
+    while exists(process) && pid_owner(pid, cluster).await == PidOwner::Server {
+        if start.elapsed() > ORPHAN_GIVEN_UP_AFTER {
             return Err(error());
         }
         if let Some((_, signal)) = signals.next_if(|(after, _)| start.elapsed() > *after) {
@@ -166,7 +167,7 @@ pub fn unique(prefix: &str) -> PathBuf {
 
 /// Removes what killed runs have left, as far as possible: leftovers take
 /// space but do no harm.
-pub fn remove_unfinished(dir: &Path, prefix: &str) {
+pub fn remove_leftovers(dir: &Path, prefix: &str) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
             let _ = fs::remove_dir_all(entry.path());
@@ -209,7 +210,7 @@ mod tests {
         let path = std::env::temp_dir().join(unique("reprise-test-pid-"));
         let text = "1\n/srv\n2\n5432\n/tmp\n\n 3 4\nready   \n";
         fs::write(&path, text).expect("written");
-        disown(&path, text).expect("disowned");
+        replace_pid(&path, text).expect("disowned");
         let now = fs::read_to_string(&path).expect("read");
         fs::remove_file(&path).expect("removed");
         assert_eq!(now, text.replacen('1', &std::process::id().to_string(), 1));

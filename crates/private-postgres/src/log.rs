@@ -8,8 +8,8 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 
 use super::cluster::one_line;
+use super::data_dir::open_file;
 use super::error::Error;
-use super::place::open_own;
 
 const NAME: &str = "postgres.log";
 const SIZE_MAX: u64 = 32 << 20;
@@ -24,7 +24,7 @@ impl Log {
     pub fn begin(dir: &Path) -> Result<Self, Error> {
         let path = dir.join(NAME);
         let _ = fs::rename(&path, path.with_extension("log.1"));
-        open_own(dir, NAME).map(Self).map_err(|source| Error::DataDir { path, source })
+        open_file(dir, NAME).map(Self).map_err(|source| Error::DataDir { path, source })
     }
 
     /// A handle for a server to write to.
@@ -37,9 +37,9 @@ impl Log {
     }
 
     /// What has gone wrong since the log was `start` bytes long.
-    pub fn since(&self, start: u64) -> String {
+    pub fn errors_since(&self, start: u64) -> String {
         match self.read(start) {
-            Ok(text) => complaints(&String::from_utf8_lossy(&text)),
+            Ok(text) => error_lines(&String::from_utf8_lossy(&text)),
             Err(error) => format!("its log cannot be read: {error}"),
         }
     }
@@ -70,7 +70,7 @@ impl Log {
 }
 
 /// The lines of a log that say what is wrong, or its end when none does.
-fn complaints(log: &str) -> String {
+fn error_lines(log: &str) -> String {
     let telling: Vec<_> = log
         .lines()
         .filter(|line| ["FATAL:", "PANIC:", "ERROR:", "HINT:"].iter().any(|level| line.contains(level)))
@@ -85,8 +85,8 @@ mod tests {
 
     #[test]
     fn complaints_are_preferred_to_chatter() {
-        assert_eq!(complaints("LOG:  a\nFATAL:  b\nHINT:  c\nLOG:  d\n"), "FATAL:  b | HINT:  c");
-        assert_eq!(complaints("LOG:  a\nx\n"), "LOG:  a | x");
+        assert_eq!(error_lines("LOG:  a\nFATAL:  b\nHINT:  c\nLOG:  d\n"), "FATAL:  b | HINT:  c");
+        assert_eq!(error_lines("LOG:  a\nx\n"), "LOG:  a | x");
     }
 
     #[test]
@@ -101,7 +101,7 @@ mod tests {
         log.trim();
         assert_eq!(log.size(), SIZE_KEPT);
         server.write_all(b"FATAL:  x").expect("appended");
-        assert_eq!(log.since(SIZE_KEPT), "FATAL:  x");
+        assert_eq!(log.errors_since(SIZE_KEPT), "FATAL:  x");
         fs::remove_dir_all(&dir).expect("removed");
     }
 }

