@@ -5,13 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use private_postgres::{Private, Settings};
+use private_postgres::{PrivatePostgres, Settings};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::config::{Command, Config};
+use crate::database;
 use crate::handle::Handles;
 use crate::http::{self, Api, Authenticator, Bodies};
 use crate::loops::audit::Audit;
@@ -54,7 +55,7 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
         Some(_) => None,
         None => Some(start_postgres(&config).await?),
     };
-    let url = config.database_url().or(private.as_ref().map(Private::url)).unwrap_or_default();
+    let url = config.database_url().or(private.as_ref().map(PrivatePostgres::url)).unwrap_or_default();
     let for_requests = config.database.pool_max_size - connections_for_loops(&config);
     let store = Store::new(url, for_requests, Clock::Database, config.limits().retry)?
         .with_limit(Duration::from_secs(config.database.database_timeout_secs));
@@ -75,26 +76,26 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
     if let Some(private) = private
         && let Err(error) = private.stop().await
     {
-        tracing::warn!(%error, "the private PostgreSQL did not stop in good order");
+        tracing::warn!(%error, "private PostgreSQL did not stop cleanly");
     }
     result
 }
 
-/// A private PostgreSQL: the one that runs in the data directory already, or one of our own.
-async fn start_postgres(config: &Config) -> Result<Private, String> {
-    let database = &config.database;
-    let connections = (database.pool_max_size + 20).max(100).to_string();
+/// Starts a private PostgreSQL, or joins the one that runs in the data directory.
+async fn start_postgres(config: &Config) -> Result<PrivatePostgres, String> {
+    let settings = &config.database;
+    let connections = (settings.pool_max_size + 20).max(100).to_string();
     let settings = Settings {
-        bin_dir: database.postgres_bin_dir.clone(),
+        bin_dir: settings.postgres_bin_dir.clone(),
         extra: vec![("max_connections".into(), connections)],
-        ..Settings::new(&database.reprise_data_dir)
+        ..Settings::new("reprise", &settings.reprise_data_dir)
     };
-    Private::open(settings).await.map_err(|error| error.to_string())
+    PrivatePostgres::open(settings).await.map_err(|error| database::explain(&error))
 }
 
-async fn failed(private: Option<&Private>) -> String {
+async fn failed(private: Option<&PrivatePostgres>) -> String {
     match private {
-        Some(private) => private.failed().await.to_string(),
+        Some(private) => database::explain(&private.failed().await),
         None => std::future::pending().await,
     }
 }
@@ -110,7 +111,7 @@ async fn serve(
     config: &Config,
     store: &Store,
     listener: TcpListener,
-    private: Option<&Private>,
+    private: Option<&PrivatePostgres>,
     shutdown: CancellationToken,
 ) -> Result<(), String> {
     prepare(config, store).await?;
@@ -283,7 +284,7 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-fn greeting(address: SocketAddr, private: Option<&Private>, locked: bool) -> String {
+fn greeting(address: SocketAddr, private: Option<&PrivatePostgres>, locked: bool) -> String {
     let url = format!("http://{address}");
     let data = private.map_or_else(String::new, |private| {
         let whose = if private.is_own() { "of its own" } else { "of another instance, which stops it when it ends" };

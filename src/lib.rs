@@ -15,6 +15,8 @@ pub mod telemetry;
 pub mod app;
 /// Measures how fast it is.
 pub mod bench;
+/// Errors of the private PostgreSQL, with the settings to change.
+pub mod database;
 /// Counts the books anew and mends them.
 pub mod doctor;
 

@@ -12,6 +12,7 @@ use super::process::{self, ServiceProcess};
 use super::raw::Database;
 use super::wire::Peer;
 use crate::config::Config;
+use crate::database;
 
 /// Two services, and as many connections as there are clients.
 const CONNECTIONS: u32 = 200;
@@ -172,9 +173,9 @@ impl Private {
         let settings = Settings {
             bin_dir: config.database.postgres_bin_dir.clone(),
             extra: vec![("max_connections".into(), connections)],
-            ..Settings::new(parent.join(format!("bench-{}", std::process::id())))
+            ..Settings::new("reprise", parent.join(format!("bench-{}", std::process::id())))
         };
-        let embedded = Embedded::start(settings).await.map_err(|error| error.to_string())?;
+        let embedded = Embedded::start(settings).await.map_err(|error| database::explain(&error))?;
         Ok(Private { embedded, parent: is_new.then(|| parent.clone()) })
     }
 

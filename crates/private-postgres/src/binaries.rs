@@ -1,8 +1,7 @@
-//! Finding the binaries of PostgreSQL.
+//! Search for PostgreSQL's binaries.
 //!
-//! It owns the order of the search and the choice by version. It must never
-//! use a server older than 14, nor one of another major version than the
-//! cluster has: neither can read the other's files.
+//! This module owns the order of the search and the choice by version. It must never choose a server older than 14,
+//! nor one whose major version differs from the cluster's: a server reads only the files of its own major version.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,8 +17,8 @@ use super::fetch;
 
 const OLDEST_MAJOR: u32 = 14;
 
-/// Where systems and package managers put several versions side by side: the
-/// parent, what a name begins with before the version, and what follows.
+/// Directories in which systems and package managers install several versions: parent, prefix of the name before the
+/// version, and path below it.
 const INSTALLATIONS: [(&str, &str, &str); 6] = [
     ("/usr/lib/postgresql", "", "bin"),
     ("/usr", "pgsql-", "bin"),
@@ -37,7 +36,7 @@ pub struct Binaries {
     major: u32,
 }
 
-/// Chooses binaries for a cluster of the given major version, or for a new one.
+/// Chooses binaries for a cluster of major version `cluster_major`, or for a new cluster.
 pub async fn locate(settings: &Settings, data_dir: &DataDir, cluster_major: Option<u32>) -> Result<Binaries, Error> {
     let version_error = |found: String| Error::Version {
         path: data_dir.path.clone(),
@@ -65,7 +64,7 @@ pub async fn locate(settings: &Settings, data_dir: &DataDir, cluster_major: Opti
             Ok(found) if fits(&found) => return Ok(found),
             Ok(found) => others.push(found.version),
             Err(reason) => {
-                tracing::debug!("passing over {}: {reason}", dir.display());
+                tracing::debug!(dir = %dir.display(), reason, "PostgreSQL skipped");
             }
         }
     }
@@ -78,13 +77,14 @@ pub async fn locate(settings: &Settings, data_dir: &DataDir, cluster_major: Opti
     probe(&dir, data_dir).await.map_err(|reason| Error::NoBinaries { reason })
 }
 
-/// Runs the server's binary for its version, under the account that will run
-/// it, which also shows that this account can reach and load it.
+/// Asks the binaries in `dir` for their version.
+///
+/// The call runs under the server's account, which proves that this account can reach and load the binaries.
 pub async fn probe(dir: &Path, data_dir: &DataDir) -> Result<Binaries, String> {
     let dir = dir.canonicalize().map_err(|error| error.to_string())?;
     for name in ["postgres", "initdb"] {
         if !dir.join(name).is_file() {
-            return Err(format!("it has no `{name}`"));
+            return Err(format!("`{name}` is missing"));
         }
     }
     let output = data_dir
@@ -96,16 +96,16 @@ pub async fn probe(dir: &Path, data_dir: &DataDir) -> Result<Binaries, String> {
         .map_err(|error| format!("user {} cannot run `postgres`: {error}", data_dir.user.name))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let Some((version, major)) = parse_version(&text) else {
-        let complaint = super::cluster::one_line(&String::from_utf8_lossy(&output.stderr));
-        return Err(format!("`postgres --version` fails: {complaint}"));
+        let cause = super::cluster::one_line(&String::from_utf8_lossy(&output.stderr));
+        return Err(format!("`postgres --version` failed: {cause}"));
     };
     if major < OLDEST_MAJOR {
-        return Err(format!("it is PostgreSQL {version}, but at least {OLDEST_MAJOR} is needed"));
+        return Err(format!("PostgreSQL {version} is too old; the minimum is {OLDEST_MAJOR}"));
     }
     Ok(Binaries { dir, version, major })
 }
 
-/// Understands `postgres (PostgreSQL) 15.14 (Debian …)` and `… 18beta1`.
+/// Parses `postgres (PostgreSQL) 15.14 (Debian …)` and `… 18beta1`.
 fn parse_version(text: &str) -> Option<(String, u32)> {
     let version = text.split_once("(PostgreSQL)")?.1.split_whitespace().next()?;
     Some((version.to_owned(), leading_number(version)?))
@@ -116,7 +116,7 @@ fn leading_number(text: &str) -> Option<u32> {
     text[..end].parse().ok()
 }
 
-/// The first executable of that name on the search path.
+/// First executable called `name` in `PATH`.
 pub fn in_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?)
         .filter(|dir| dir.is_absolute())
@@ -124,7 +124,7 @@ pub fn in_path(name: &str) -> Option<PathBuf> {
         .find(|path| fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0))
 }
 
-/// Links to `postgres` stand without the rest of the installation around them.
+/// Directory of the file that `path` links to: `PATH` may hold a link to `postgres` alone, without the installation.
 fn parent_of_real(path: &Path) -> Option<PathBuf> {
     Some(path.canonicalize().ok()?.parent()?.to_owned())
 }
@@ -158,7 +158,7 @@ fn version_in(name: &str, prefix: &str) -> Option<u32> {
     leading_number(name.strip_prefix(prefix)?)
 }
 
-/// Keeps the order of the places within one version.
+/// Sorts by version, newest first. Directories of one version keep their order.
 fn newest_first(mut found: Vec<(u32, PathBuf)>) -> Vec<PathBuf> {
     found.sort_by_key(|(major, _)| std::cmp::Reverse(*major));
     found.into_iter().map(|(_, dir)| dir).collect()

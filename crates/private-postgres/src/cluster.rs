@@ -1,8 +1,7 @@
-//! The cluster on disk: its version, its first making and the traces that a
-//! killed server leaves in it.
+//! The cluster on disk: its version, its creation, and the files that a killed server leaves in it.
 //!
-//! It must never leave a half-made cluster under the final name, and never
-//! clear a trace that still protects the data from two servers at once.
+//! This module must never leave an incomplete cluster under the final name, and never remove a file that still keeps
+//! two servers from using the data at once.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
@@ -18,16 +17,15 @@ use super::data_dir::DataDir;
 use super::error::Error;
 use super::process::{PidFile, PidOwner, exists, pid_owner};
 
-/// How a cluster is called while it is being made.
+/// Prefix of a cluster's name during its creation.
 const UNFINISHED: &str = "pgdata.init-";
 
-/// An earlier server that is still there is left alone for a moment, because
-/// it is most likely stopping; then it is asked to, first kindly.
+/// Time limits for a server of an earlier run. It is most likely stopping, so it gets a moment before the first signal.
 const ORPHAN_INTERRUPTED_AFTER: Duration = Duration::from_secs(5);
 const ORPHAN_QUIT_AFTER: Duration = Duration::from_secs(25);
 const ORPHAN_GIVEN_UP_AFTER: Duration = Duration::from_secs(35);
 
-/// The major version of the cluster, `None` when there is none yet.
+/// Major version of the cluster, or `None` if it does not exist yet.
 pub fn major(cluster: &Path) -> Result<Option<u32>, Error> {
     let path = cluster.to_owned();
     match read_if_exists(&cluster.join("PG_VERSION")) {
@@ -42,13 +40,13 @@ pub fn major(cluster: &Path) -> Result<Option<u32>, Error> {
     }
 }
 
-/// Removes clusters whose making was interrupted.
+/// Removes clusters whose creation was interrupted.
 pub fn remove_unfinished_clusters(dir: &Path) {
     remove_leftovers(dir, UNFINISHED);
 }
 
-/// Makes the cluster under a passing name and gives it the final one when it
-/// is complete, so that a kill in between leaves nothing that looks usable.
+/// Creates the cluster under a temporary name and renames it when it is complete. A process killed in between leaves
+/// nothing that looks usable.
 pub async fn initialise(data_dir: &DataDir, binaries: &Binaries, durable: bool) -> Result<(), Error> {
     let failed = |reason: String| Error::Initdb { path: data_dir.path.clone(), reason };
     let io_failed = |error: io::Error| failed(error.to_string());
@@ -57,7 +55,7 @@ pub async fn initialise(data_dir: &DataDir, binaries: &Binaries, durable: bool) 
     DirBuilder::new().mode(0o700).create(&unfinished).map_err(io_failed)?;
     data_dir.user.own(&unfinished).map_err(io_failed)?;
 
-    tracing::info!("making a PostgreSQL {} cluster in {}", binaries.version, data_dir.path.display());
+    tracing::info!(version = binaries.version, data_dir = %data_dir.path.display(), "creating a PostgreSQL cluster");
     let mut initdb = data_dir.user.command(binaries.dir.join("initdb"));
     initdb
         .arg("-D")
@@ -73,7 +71,7 @@ pub async fn initialise(data_dir: &DataDir, binaries: &Binaries, durable: bool) 
         let text = String::from_utf8_lossy(&output.stderr);
         return Err(failed(format!("{} ({})", one_line(&text), output.status)));
     }
-    // Renaming replaces an empty directory, and only an empty one.
+    // A rename replaces only an empty directory.
     fs::rename(&unfinished, data_dir.cluster()).map_err(io_failed)?;
     if durable {
         File::open(&data_dir.path).and_then(|dir| dir.sync_all()).map_err(io_failed)?;
@@ -81,9 +79,9 @@ pub async fn initialise(data_dir: &DataDir, binaries: &Binaries, durable: bool) 
     Ok(())
 }
 
-/// Clears the way for a new server after an earlier one was killed. Only to be
-/// called with the lock on the data directory held and no server of this
-/// service running.
+/// Prepares the cluster for a new server after an earlier one was killed.
+///
+/// The caller must hold the lock on the data directory and must not run a server itself.
 pub async fn recover(cluster: &Path) -> Result<(), Error> {
     let path = cluster.join("postmaster.pid");
     let failed = |source| Error::DataDir { path: path.clone(), source };
@@ -91,9 +89,8 @@ pub async fn recover(cluster: &Path) -> Result<(), Error> {
         return Ok(());
     };
     let Some(file) = PidFile::parse(&text) else {
-        // PostgreSQL refuses to start over an empty file, which a full disk or
-        // a power failure leaves behind.
-        tracing::warn!("removing the unreadable {}", path.display());
+        // A full disk or a power failure leaves an empty file, and PostgreSQL refuses to start with one.
+        tracing::warn!(path = %path.display(), "unreadable pid file removed");
         return fs::remove_file(&path).map_err(failed);
     };
     match pid_owner(file.pid, cluster).await {
@@ -103,15 +100,13 @@ pub async fn recover(cluster: &Path) -> Result<(), Error> {
                 return Ok(());
             }
         }
-        PidOwner::Other if !is_service(file.pid) => tracing::warn!(
-            "process {} named by {} is dead or another program; passing over it",
-            file.pid,
-            path.display()
-        ),
+        PidOwner::Other if !is_current_process(file.pid) => {
+            tracing::warn!(pid = file.pid, path = %path.display(), "pid file names a dead process or another program");
+        }
         PidOwner::Other | PidOwner::None => {}
     }
-    // Also when there is no such process now: the number may go to one that
-    // is about to be started, as it does in containers, where they are low.
+    // Even if no such process exists now: the number may be given to the next process. In containers, where numbers
+    // are low, it often is.
     replace_pid(&path, &text).map_err(failed)
 }
 
@@ -122,14 +117,14 @@ fn read_if_exists(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-fn is_service(pid: i32) -> bool {
+fn is_current_process(pid: i32) -> bool {
     pid == std::process::id().cast_signed()
 }
 
-/// Puts the service in the place of the process in a pid file. PostgreSQL
-/// takes a file that names its own parent for stale. Removing the file instead
-/// would also lose the reference to the shared memory, by which PostgreSQL
-/// notices that processes of a killed server are still at work.
+/// Replaces the process number in a pid file by that of this process.
+///
+/// PostgreSQL treats a file that names its own parent as stale. Removing the file would also remove the reference to
+/// the shared memory, by which PostgreSQL notices that processes of a killed server still run.
 fn replace_pid(path: &Path, text: &str) -> io::Result<()> {
     let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
     let file =
@@ -140,7 +135,7 @@ fn replace_pid(path: &Path, text: &str) -> io::Result<()> {
 async fn stop_orphan(pid: i32, cluster: &Path) -> Result<(), Error> {
     let error = || Error::Orphan { path: cluster.to_owned(), pid };
     let process = Pid::from_raw(pid).ok_or_else(error)?;
-    tracing::info!("waiting for an earlier PostgreSQL (process {pid}) to end");
+    tracing::info!(pid, "waiting for an earlier PostgreSQL to stop");
     let start = Instant::now();
     let mut signals =
         [(ORPHAN_INTERRUPTED_AFTER, Signal::INT), (ORPHAN_QUIT_AFTER, Signal::QUIT)].into_iter().peekable();
@@ -149,8 +144,8 @@ async fn stop_orphan(pid: i32, cluster: &Path) -> Result<(), Error> {
             return Err(error());
         }
         if let Some((_, signal)) = signals.next_if(|(after, _)| start.elapsed() > *after) {
-            tracing::warn!("stopping an earlier PostgreSQL (process {pid})");
-            // It may have ended in between, which is what is wanted.
+            tracing::warn!(pid, ?signal, "stopping an earlier PostgreSQL");
+            // An error means that the process has ended in the meantime.
             let _ = kill_process(process, signal);
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -158,15 +153,13 @@ async fn stop_orphan(pid: i32, cluster: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// A name that no other run has used: a process of a killed service may still
-/// be writing to the earlier one.
+/// File name that no other run has used. Processes of a killed run may still write to the files of that run.
 pub fn unique(prefix: &str) -> PathBuf {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{prefix}{}-{}", std::process::id(), now.as_micros()).into()
 }
 
-/// Removes what killed runs have left, as far as possible: leftovers take
-/// space but do no harm.
+/// Removes files of killed runs where possible. Files that remain take space but do no harm.
 pub fn remove_leftovers(dir: &Path, prefix: &str) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
@@ -175,7 +168,7 @@ pub fn remove_leftovers(dir: &Path, prefix: &str) {
     }
 }
 
-/// The last lines of a program's output as one, for an error message.
+/// Joins the last lines of a program's output into one line for an error message.
 pub fn one_line(text: &str) -> String {
     let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines[lines.len().saturating_sub(6)..].join(" | ")
@@ -186,17 +179,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_becomes_one_line_of_its_end() {
+    fn one_line_joins_the_last_six_lines() {
         assert_eq!(one_line("a\n\n  b \r\n"), "a | b");
         assert_eq!(one_line("1\n2\n3\n4\n5\n6\n7\n"), "2 | 3 | 4 | 5 | 6 | 7");
         assert_eq!(one_line(""), "");
     }
 
     #[test]
-    fn a_missing_or_empty_directory_is_a_cluster_to_be_made() {
-        let dir = std::env::temp_dir().join(unique("reprise-test-cluster-"));
+    fn a_missing_or_empty_directory_holds_no_cluster() {
+        let dir = std::env::temp_dir().join(unique("private-postgres-test-cluster-"));
         assert!(matches!(major(&dir), Ok(None)));
-        fs::create_dir(&dir).expect("made");
+        fs::create_dir(&dir).expect("created");
         assert!(matches!(major(&dir), Ok(None)));
         fs::write(dir.join("file"), "").expect("written");
         assert!(matches!(major(&dir), Err(Error::NotACluster { .. })));
@@ -206,11 +199,11 @@ mod tests {
     }
 
     #[test]
-    fn disowning_keeps_all_but_the_process_number() {
-        let path = std::env::temp_dir().join(unique("reprise-test-pid-"));
+    fn replacing_the_pid_keeps_the_other_lines() {
+        let path = std::env::temp_dir().join(unique("private-postgres-test-pid-"));
         let text = "1\n/srv\n2\n5432\n/tmp\n\n 3 4\nready   \n";
         fs::write(&path, text).expect("written");
-        replace_pid(&path, text).expect("disowned");
+        replace_pid(&path, text).expect("replaced");
         let now = fs::read_to_string(&path).expect("read");
         fs::remove_file(&path).expect("removed");
         assert_eq!(now, text.replacen('1', &std::process::id().to_string(), 1));

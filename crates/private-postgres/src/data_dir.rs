@@ -1,9 +1,7 @@
-//! Where the private PostgreSQL lives: its data directory, the lock on it and
-//! the directory of its socket.
+//! The data directory, the lock on it, and the directory of the server's socket.
 //!
-//! It must never fall back to another directory when the wanted one already
-//! holds a cluster: an empty database in place of the real one is worse than
-//! an error.
+//! This module must never fall back to another directory if the requested one holds a cluster: an empty database
+//! instead of the real one is worse than an error.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -18,11 +16,12 @@ use super::error::Error;
 use super::package::sha256;
 use super::user::RunUser;
 
-/// The shortest limit among the supported systems for the path of a socket.
+/// Longest path of a socket on all supported systems.
 const SOCKET_PATH_MAX: usize = 103;
 
-/// A data directory, locked for as long as this value lives. The lock is not
-/// passed on to child processes, so it ends with the service however it dies.
+/// A data directory, locked as long as this value lives.
+///
+/// Child processes do not inherit the lock, so it ends with this process, even if that is killed.
 #[derive(Debug)]
 pub struct DataDir {
     pub path: PathBuf,
@@ -31,15 +30,14 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Chooses the directory, makes it and locks it.
-    pub async fn acquire(wanted: &Path) -> Result<Self, Error> {
+    /// Chooses the directory, creates it and locks it.
+    pub async fn acquire(app: &str, wanted: &Path) -> Result<Self, Error> {
         let wanted = std::path::absolute(wanted).map_err(data_dir_error(wanted))?;
         if holds_cluster(&wanted) {
             return Self::create_and_lock(&wanted).await;
         }
-        let fallbacks = fallbacks(&wanted);
-        // A cluster made while the wanted directory was out of reach stays the
-        // one in use when it comes into reach later.
+        let fallbacks = fallbacks(app, &wanted);
+        // A cluster created while the requested directory was unreachable stays in use when it becomes reachable.
         if let Some(dir) = fallbacks.iter().find(|dir| holds_cluster(dir) && is_owned_by_process(dir)) {
             return Self::create_and_lock(dir).await.inspect(|_| warn(&wanted, dir));
         }
@@ -62,8 +60,7 @@ impl DataDir {
     async fn create_and_lock(dir: &Path) -> Result<Self, Error> {
         let user = RunUser::choose(&cluster_path(dir))?;
         let unreachable = || Error::Unreachable { path: dir.to_owned(), user: user.name.clone() };
-        // Look before making anything, so that no empty directory is left
-        // behind in a place that turns out to be of no use.
+        // Check before creating anything: an unusable location must not keep an empty directory.
         let existing = dir.ancestors().find(|path| path.exists());
         if !user.can_enter(existing.unwrap_or(dir)).await? {
             return Err(unreachable());
@@ -81,15 +78,17 @@ impl DataDir {
         }
     }
 
-    /// The directory of the cluster itself.
+    /// Directory of the cluster.
     pub fn cluster(&self) -> PathBuf {
         cluster_path(&self.path)
     }
 
-    /// Makes the directory of the socket: short, and closed to everyone but
-    /// the server's account, because whoever can open the socket is trusted.
-    pub async fn socket_dir(&self) -> Result<PathBuf, Error> {
-        let name = format!("reprise-{}", short_hash(&self.path));
+    /// Creates the directory of the socket.
+    ///
+    /// Its path is short, and only the server's account can enter it: the server trusts every client that can open the
+    /// socket.
+    pub async fn socket_dir(&self, app: &str) -> Result<PathBuf, Error> {
+        let name = format!("{app}-{}", short_hash(&self.path));
         for parent in [std::env::temp_dir(), PathBuf::from("/tmp"), self.path.clone()] {
             if !self.user.can_enter(&parent).await? {
                 continue;
@@ -102,8 +101,7 @@ impl DataDir {
         Err(Error::SocketDir)
     }
 
-    /// Makes one directory for the socket, or takes it over if it is there and
-    /// belongs to the server's account.
+    /// Creates a directory for the socket, or reuses an existing one that belongs to the server's account.
     pub fn claim_socket_dir(&self, dir: &Path) -> io::Result<()> {
         match DirBuilder::new().mode(0o700).create(dir) {
             Ok(()) => self.user.own(dir)?,
@@ -119,9 +117,10 @@ impl DataDir {
     }
 }
 
-/// Opens a file of the service in the data directory. Links are not followed
-/// and a new file goes to the owner of the directory, so that root can work on
-/// somebody's directory without harm and without locking them out.
+/// Opens or creates a file in the data directory.
+///
+/// Links are not followed, and a new file belongs to the owner of the directory. So root can use the directory of
+/// another user without harm and without locking that user out.
 pub fn open_file(dir: &Path, name: &str) -> io::Result<File> {
     let path = dir.join(name);
     let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -138,6 +137,7 @@ pub fn open_file(dir: &Path, name: &str) -> io::Result<File> {
     Ok(created)
 }
 
+/// Directory of the cluster in the data directory `dir`.
 pub fn cluster_path(dir: &Path) -> PathBuf {
     dir.join("pgdata")
 }
@@ -146,42 +146,43 @@ fn holds_cluster(dir: &Path) -> bool {
     cluster_path(dir).is_dir()
 }
 
-/// Directories with predictable names are used only when they are the
-/// service's own, since anyone may have made one in a shared place.
+/// Whether `dir` belongs to the account of this process. Any user can create a directory with a predictable name in a
+/// shared directory, so only owned ones are safe.
 fn is_owned_by_process(dir: &Path) -> bool {
     fs::symlink_metadata(dir).is_ok_and(|found| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw())
 }
 
-/// The places to try when the wanted one is of no use, the best first.
-fn fallbacks(wanted: &Path) -> Vec<PathBuf> {
+/// Directories to try if `wanted` is unusable, best first.
+fn fallbacks(app: &str, wanted: &Path) -> Vec<PathBuf> {
     let hash = short_hash(wanted);
     let shared = if rustix::process::geteuid().is_root() {
-        Some(PathBuf::from("/var/lib/reprise"))
+        Some(Path::new("/var/lib").join(app))
     } else {
         let absolute = |name| std::env::var_os(name).map(PathBuf::from);
         absolute("XDG_DATA_HOME")
             .or_else(|| Some(absolute("HOME")?.join(".local/share")))
             .filter(|dir| dir.is_absolute())
-            .map(|dir| dir.join("reprise"))
+            .map(|dir| dir.join(app))
     };
     shared
         .map(|dir| dir.join(&hash))
         .into_iter()
-        .chain([std::env::temp_dir().join(format!("reprise-data-{hash}"))])
+        .chain([std::env::temp_dir().join(format!("{app}-data-{hash}"))])
         .collect()
 }
 
 fn warn(wanted: &Path, used: &Path) {
-    let caution = if used.starts_with(std::env::temp_dir()) { ", where the system may remove it" } else { "" };
+    let temporary = used.starts_with(std::env::temp_dir());
+    let caution = if temporary { "; the system may remove files there" } else { "" };
     tracing::warn!(
-        "the account of PostgreSQL cannot use the data directory {}: the data is in {} instead{caution} (REPRISE_DATA_DIR chooses another place)",
-        wanted.display(),
-        used.display()
+        requested = %wanted.display(),
+        used = %used.display(),
+        "PostgreSQL's account cannot use the requested data directory: using another one{caution}"
     );
 }
 
-/// Makes the missing directories passable whatever the umask is; what needs
-/// protection inside is closed by itself.
+/// Creates the missing directories and lets every account enter them, whatever the umask is. Files that need protection
+/// have modes of their own.
 pub fn create_dirs(dir: &Path) -> io::Result<()> {
     let missing: Vec<_> = dir.ancestors().take_while(|path| !path.exists()).collect();
     for path in missing.into_iter().rev() {
@@ -194,9 +195,10 @@ pub fn create_dirs(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The names to try in one parent: several, because somebody else may sit on
-/// the first, but none when the socket's path would be too long, or holds a
-/// comma, which separates hosts in what clients are given.
+/// Candidates for the socket directory in one parent directory.
+///
+/// There are several, because another user may own the first. There is none if the path of the socket would be too
+/// long or would contain a comma, which separates hosts in a connection URL.
 fn socket_dir_names(parent: &Path, name: &str) -> Vec<PathBuf> {
     let fits = |dir: &PathBuf| {
         dir.to_str().is_some_and(|dir| !dir.contains(',') && format!("{dir}/.s.PGSQL.{PORT}").len() <= SOCKET_PATH_MAX)
@@ -230,25 +232,25 @@ mod tests {
 
     #[test]
     fn socket_directories_have_alternatives() {
-        let names = socket_dir_names(Path::new("/tmp"), "reprise-0");
-        assert_eq!(names[0], Path::new("/tmp/reprise-0"));
-        assert_eq!(names[1], Path::new("/tmp/reprise-0-1"));
+        let names = socket_dir_names(Path::new("/tmp"), "app-0");
+        assert_eq!(names[0], Path::new("/tmp/app-0"));
+        assert_eq!(names[1], Path::new("/tmp/app-0-1"));
     }
 
     #[test]
-    fn long_parents_are_no_place_for_a_socket() {
+    fn a_long_parent_has_no_room_for_a_socket() {
         let parent = format!("/{}", "x".repeat(SOCKET_PATH_MAX));
-        assert_eq!(socket_dir_names(Path::new(&parent), "reprise-0"), Vec::<PathBuf>::new());
+        assert_eq!(socket_dir_names(Path::new(&parent), "app-0"), Vec::<PathBuf>::new());
     }
 
     #[test]
     fn a_comma_would_split_the_path_of_a_socket() {
-        assert_eq!(socket_dir_names(Path::new("/a,b"), "reprise-0"), Vec::<PathBuf>::new());
+        assert_eq!(socket_dir_names(Path::new("/a,b"), "app-0"), Vec::<PathBuf>::new());
     }
 
     #[test]
     fn fallbacks_end_in_the_temporary_directory() {
-        let last = fallbacks(Path::new("/srv/a")).pop().expect("never empty");
+        let last = fallbacks("app", Path::new("/srv/a")).pop().expect("never empty");
         assert!(last.starts_with(std::env::temp_dir()));
     }
 }

@@ -1,69 +1,75 @@
-//! Everything that can go wrong with the private PostgreSQL.
+//! Errors of the private PostgreSQL.
 //!
-//! Each message is one line that says what to change. It must never span
-//! lines, because it is printed as the reason why the service stops.
+//! Each message is a single line: what failed, where, and what helps. Messages name no setting of the application,
+//! because the crate does not know how the application reads its settings.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why the private PostgreSQL is not there.
+/// Reason why the private PostgreSQL is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot use the data directory {} (REPRISE_DATA_DIR): {source}", path.display())]
+    /// A file or directory in the data directory cannot be read, created or written.
+    #[error("cannot use the data directory {}: {source}", path.display())]
     DataDir { path: PathBuf, source: io::Error },
 
+    /// The account that runs PostgreSQL cannot enter the data directory.
     #[error(
-        "the data directory {} is out of reach of the user {user} that PostgreSQL runs as: make its parents accessible or set another REPRISE_DATA_DIR",
+        "user {user}, who runs PostgreSQL, cannot enter the data directory {}: make its parent directories accessible",
         path.display()
     )]
     Unreachable { path: PathBuf, user: String },
 
-    #[error(
-        "the directory {} is not a PostgreSQL cluster although it is not empty: move it away or set another REPRISE_DATA_DIR",
-        path.display()
-    )]
+    /// The directory of the cluster holds something else.
+    #[error("{} is not empty and not a PostgreSQL cluster: move it away", path.display())]
     NotACluster { path: PathBuf },
 
+    /// Another process holds the lock on the data directory, and its server cannot be joined.
     #[error(
-        "another service holds the data directory {}, and its PostgreSQL does not answer: stop it, or set another REPRISE_DATA_DIR",
+        "another process holds the data directory {}, and its PostgreSQL does not answer: stop that process",
         path.display()
     )]
     Locked { path: PathBuf },
 
-    #[error("PostgreSQL refuses to run as root and {reason}: start the service as another user or set DATABASE_URL")]
+    /// The process runs as root, and no other account can run the server.
+    #[error("PostgreSQL refuses to run as root, and {reason}: start the service as another user")]
     User { reason: String },
 
-    #[error("POSTGRES_BIN_DIR={}: {reason}", path.display())]
+    /// [`Settings::bin_dir`](crate::Settings::bin_dir) holds no usable binaries.
+    #[error("cannot use the PostgreSQL in {}: {reason}", path.display())]
     BinDir { path: PathBuf, reason: String },
 
-    #[error(
-        "no PostgreSQL 14 or newer was found and none could be fetched ({reason}): install PostgreSQL, set DATABASE_URL, or run `docker compose up`"
-    )]
+    /// The machine has no usable PostgreSQL, and none could be fetched.
+    #[error("found no PostgreSQL 14 or newer and could not fetch one ({reason}): install PostgreSQL")]
     NoBinaries { reason: String },
 
+    /// No binaries of the cluster's major version were found.
     #[error(
-        "the data directory {} belongs to PostgreSQL {cluster}, which was not found (found: {found}): install PostgreSQL {cluster}, point POSTGRES_BIN_DIR to it, or set another REPRISE_DATA_DIR",
+        "the data directory {} needs PostgreSQL {cluster} (found: {found}): install PostgreSQL {cluster}",
         path.display()
     )]
     Version { path: PathBuf, cluster: u32, found: String },
 
-    #[error("initdb could not make a cluster in {} (REPRISE_DATA_DIR): {reason}", path.display())]
+    /// `initdb` failed.
+    #[error("cannot create a PostgreSQL cluster in {}: {reason}", path.display())]
     Initdb { path: PathBuf, reason: String },
 
-    #[error(
-        "no directory for the socket of PostgreSQL can be made: set TMPDIR to a short path that everyone may use, or set DATABASE_URL"
-    )]
+    /// No candidate for the socket directory is short enough and owned by the server's account.
+    #[error("cannot create a directory for PostgreSQL's socket: set TMPDIR to a short path that every user may use")]
     SocketDir,
 
+    /// A server of an earlier run does not stop.
     #[error(
-        "an earlier PostgreSQL (process {pid}) on the data directory {} does not end: stop it and start again",
+        "an earlier PostgreSQL (process {pid}) still runs in the data directory {} and does not stop: stop it manually",
         path.display()
     )]
     Orphan { path: PathBuf, pid: i32 },
 
-    #[error("PostgreSQL did not start in {} (REPRISE_DATA_DIR): {reason}", path.display())]
+    /// The server did not become ready.
+    #[error("PostgreSQL did not start in {}: {reason}", path.display())]
     Start { path: PathBuf, reason: String },
 
-    #[error("the private PostgreSQL is gone: {reason}")]
+    /// The server stopped and could not be restarted.
+    #[error("the private PostgreSQL stopped and could not be restarted: {reason}")]
     Gone { reason: String },
 }

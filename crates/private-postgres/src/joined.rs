@@ -1,8 +1,7 @@
-//! A private PostgreSQL that another process runs: how it is found through its
-//! data directory, and what is known of it later.
+//! A private PostgreSQL that another process runs: how to find it through its data directory, and how to watch it.
 //!
-//! Whoever joins a server never stops it, never restarts it and writes nothing
-//! into its directory. The lock on the directory tells who owns it.
+//! A process that joins a server must never stop it, restart it or write into its directory. The process that holds the
+//! lock on the directory owns the server.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -18,47 +17,48 @@ use super::error::Error;
 use super::process::{PidFile, PidOwner, Socket, pid_owner};
 use super::{Embedded, Settings, connection_url};
 
-/// The owner of the directory may just be starting its server, or recovering
-/// it from a crash, or may be about to end.
+/// Time for the owner of the directory to become ready: it may be starting its server, recovering it from a crash, or
+/// about to end.
 const OWNER_READY_WITHIN: Duration = Duration::from_secs(30);
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The private PostgreSQL of a data directory, run by this process or another.
+/// The private PostgreSQL of a data directory, run by this process or by another one.
 #[derive(Debug)]
-pub enum Private {
+pub enum PrivatePostgres {
+    /// This process runs the server.
     Own(Embedded),
+    /// Another process runs the server.
     Joined(Joined),
 }
 
-impl Private {
-    /// Starts a server in the data directory, or joins the one that another
-    /// process runs there.
+impl PrivatePostgres {
+    /// Starts a server in the data directory, or joins the server that another process runs there.
     pub async fn open(settings: Settings) -> Result<Self, Error> {
         let start = Instant::now();
-        let mut told = false;
+        let mut logged = false;
         loop {
-            let dir = match DataDir::acquire(&settings.data_dir).await {
+            let dir = match DataDir::acquire(&settings.app, &settings.data_dir).await {
                 Ok(data_dir) => return Embedded::start_in(data_dir, settings).await.map(Self::Own),
                 Err(Error::Locked { path }) => path,
                 Err(error) => return Err(error),
             };
             if let Some(joined) = Joined::find(&dir).await {
-                tracing::info!(data_dir = %dir.display(), "using the private PostgreSQL of another instance");
+                tracing::info!(data_dir = %dir.display(), "joined the private PostgreSQL of another process");
                 return Ok(Self::Joined(joined));
             }
             if start.elapsed() > OWNER_READY_WITHIN {
                 return Err(Error::Locked { path: dir });
             }
-            if !told && start.elapsed() > Duration::from_secs(2) {
-                tracing::info!("waiting for the PostgreSQL of the instance that holds {}", dir.display());
-                told = true;
+            if !logged && start.elapsed() > Duration::from_secs(2) {
+                tracing::info!(data_dir = %dir.display(), "waiting for the private PostgreSQL of another process");
+                logged = true;
             }
             sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// The URL to connect with.
+    /// Connection URL.
     pub fn url(&self) -> &str {
         match self {
             Self::Own(embedded) => embedded.url(),
@@ -66,7 +66,7 @@ impl Private {
         }
     }
 
-    /// The directory really used.
+    /// Data directory in use.
     pub fn data_dir(&self) -> &Path {
         match self {
             Self::Own(embedded) => embedded.data_dir(),
@@ -74,7 +74,7 @@ impl Private {
         }
     }
 
-    /// The version of the server; of one that was joined, the major version.
+    /// Version of the server. For a joined server, only the major version.
     pub fn version(&self) -> &str {
         match self {
             Self::Own(embedded) => embedded.version(),
@@ -82,13 +82,14 @@ impl Private {
         }
     }
 
-    /// Whether this process runs the server, and stops it in the end.
+    /// Whether this process runs the server and stops it.
     pub fn is_own(&self) -> bool {
         matches!(self, Self::Own(_))
     }
 
-    /// Resolves when a server of our own is beyond help. The server of another
-    /// process may come back at any time, so its end is only told.
+    /// Resolves when this process's server has crashed and cannot be restarted.
+    ///
+    /// For a joined server it never resolves: its owner may restart it at any time, so its end is only logged.
     pub async fn failed(&self) -> Error {
         match self {
             Self::Own(embedded) => embedded.failed().await,
@@ -96,7 +97,7 @@ impl Private {
         }
     }
 
-    /// Stops a server of our own, and leaves that of another process alone.
+    /// Stops the server if this process runs it. A joined server keeps running.
     pub async fn stop(self) -> Result<(), Error> {
         match self {
             Self::Own(embedded) => embedded.stop().await,
@@ -114,14 +115,13 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// The server in `dir`, if it is ready, alive and answers.
+    /// Finds the server in `dir` if it is ready and accepts connections.
     async fn find(dir: &Path) -> Option<Self> {
         let (joined, socket) = Self::look(dir).await?;
         answers(&socket, &cluster_path(dir)).await.then_some(joined)
     }
 
-    /// The server in `dir` as its own files tell of it, if it is ready and
-    /// its process is one.
+    /// Reads the server's files in `dir`. Returns `None` unless the server is ready and its process exists.
     async fn look(dir: &Path) -> Option<(Self, Socket)> {
         let cluster = cluster_path(dir);
         let file = PidFile::parse(&fs::read_to_string(cluster.join("postmaster.pid")).ok()?)?;
@@ -134,35 +134,34 @@ impl Joined {
         Some((Self { url, data_dir: dir.to_owned(), version }, socket))
     }
 
-    /// Tells when the server goes and when it comes back. It is the same one
-    /// to its clients if its owner starts it again in the same place.
+    /// Logs when the server stops and when it returns. Clients can use a restarted server if its URL is the same.
     async fn watch(&self) -> ! {
-        let mut there = true;
+        let mut available = true;
         loop {
             sleep(LOOK_EVERY).await;
             let found = Self::look(&self.data_dir).await.map(|(found, _)| found);
-            if (found.as_ref() == Some(self)) == there {
+            if (found.as_ref() == Some(self)) == available {
                 continue;
             }
-            there = !there;
+            available = !available;
             let data_dir = self.data_dir.display();
             match found {
-                Some(_) if there => tracing::info!(%data_dir, "the private PostgreSQL is back"),
+                Some(_) if available => tracing::info!(%data_dir, "private PostgreSQL available again"),
                 Some(_) => tracing::error!(
                     %data_dir,
-                    "the private PostgreSQL listens elsewhere now: restart this instance"
+                    "private PostgreSQL listens on another socket now: restart this process"
                 ),
                 None => tracing::error!(
                     %data_dir,
-                    "the private PostgreSQL has ended with the instance that runs it: no database until that is started again"
+                    "private PostgreSQL stopped with the process that ran it: no database until one is started there again"
                 ),
             }
         }
     }
 }
 
-/// Whether somebody listens on the socket, in a directory that only the
-/// account of the cluster can have made.
+/// Whether a server accepts connections on the socket. The socket's directory must belong to the cluster's account, so
+/// that no other user can have created it.
 async fn answers(socket: &Socket, cluster: &Path) -> bool {
     let (Ok(dir), Ok(cluster)) = (fs::symlink_metadata(&socket.dir), fs::metadata(cluster)) else {
         return false;

@@ -1,8 +1,4 @@
-//! The private PostgreSQL that the service runs when no `DATABASE_URL` is set.
-//!
-//! This module owns the public face of the launcher: its settings, its handle
-//! and the connection URL. It must never speak SQL, never listen on a network
-//! port, and never leave a server running after the service has gone.
+#![doc = include_str!("../README.md")]
 
 mod binaries;
 mod cluster;
@@ -23,40 +19,50 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 pub use error::Error;
-pub use joined::{Joined, Private};
+pub use joined::{Joined, PrivatePostgres};
 
 use data_dir::DataDir;
 use server::Server;
 
-/// The port that names the socket file; nothing listens on it over TCP.
+/// Port in the name of the socket file. The server does not listen on TCP.
 const PORT: u16 = 5432;
 
-/// What the caller decides about the private server.
+/// Settings of a private server.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where the cluster lives (`REPRISE_DATA_DIR`).
+    /// Name of the application, a single path component. The socket directory and the fallback data directories
+    /// carry it.
+    pub app: String,
+    /// Directory that holds the cluster, the server's log and fetched binaries.
     pub data_dir: PathBuf,
-    /// Where `postgres` and `initdb` are (`POSTGRES_BIN_DIR`); nothing else is
-    /// looked at when this is set.
+    /// Directory of `postgres` and `initdb`. If set, the crate looks nowhere else.
     pub bin_dir: Option<PathBuf>,
-    /// Survive a power failure. Off only for servers whose data is disposable.
+    /// Whether committed data survives a power failure. Turn it off only if the data is disposable.
     pub durable: bool,
-    /// Further settings of the server, which win over the built-in ones.
+    /// Server settings as name and value. They override the built-in ones.
     pub extra: Vec<(String, String)>,
-    /// Look for a PostgreSQL installed on the machine; when off, only cached
-    /// or freshly fetched binaries are used.
+    /// Whether to look for a PostgreSQL installed on the machine. If not, the crate uses only binaries it fetched.
     pub search_system: bool,
 }
 
 impl Settings {
-    /// A durable server in `data_dir` with everything else left to discovery.
-    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        Self { data_dir: data_dir.into(), bin_dir: None, durable: true, extra: Vec::new(), search_system: true }
+    /// Settings of a durable server in `data_dir` that uses the first suitable binaries.
+    pub fn new(app: impl Into<String>, data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            app: app.into(),
+            data_dir: data_dir.into(),
+            bin_dir: None,
+            durable: true,
+            extra: Vec::new(),
+            search_system: true,
+        }
     }
 }
 
-/// A running private PostgreSQL, restarted when it dies and stopped on
-/// [`Embedded::stop`], on drop, or when the service itself is killed.
+/// A server that this process runs.
+///
+/// A background task restarts the server after a crash. The server stops on [`Embedded::stop`], on drop, or when this
+/// process ends, even if it is killed.
 #[derive(Debug)]
 pub struct Embedded {
     url: String,
@@ -69,10 +75,9 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Finds binaries, makes the cluster on the first run, starts the server
-    /// and returns once it accepts connections.
+    /// Finds binaries, creates the cluster on the first run, starts the server and waits until it accepts connections.
     pub async fn start(settings: Settings) -> Result<Self, Error> {
-        Self::start_in(DataDir::acquire(&settings.data_dir).await?, settings).await
+        Self::start_in(DataDir::acquire(&settings.app, &settings.data_dir).await?, settings).await
     }
 
     async fn start_in(data_dir: DataDir, settings: Settings) -> Result<Self, Error> {
@@ -83,7 +88,7 @@ impl Embedded {
             cluster::initialise(&data_dir, &binaries, settings.durable).await?;
         }
         let path = data_dir.path.clone();
-        let socket_dir = data_dir.socket_dir().await?;
+        let socket_dir = data_dir.socket_dir(&settings.app).await?;
         let url = connection_url(&socket_dir, PORT);
         let version = binaries.version.clone();
 
@@ -95,7 +100,7 @@ impl Embedded {
         tracing::info!(
             data_dir = %path.display(),
             version,
-            "the private PostgreSQL is ready"
+            "private PostgreSQL ready"
         );
 
         let (stop, stopped) = watch::channel(false);
@@ -104,54 +109,55 @@ impl Embedded {
         Ok(Self { url, data_dir: path, socket_dir, version, stop, failed, supervisor })
     }
 
-    /// The URL to connect with, through a socket only this user can open.
+    /// Connection URL, through a socket that only the server's account and root can open.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The directory really used; it differs from the wanted one when the
-    /// server's user cannot reach that.
+    /// Data directory in use. It differs from [`Settings::data_dir`] if the server's account cannot enter that.
     pub fn data_dir(&self) -> &Path {
         &self.data_dir
     }
 
-    /// The directory of the socket.
+    /// Directory of the socket.
     pub fn socket_dir(&self) -> &Path {
         &self.socket_dir
     }
 
-    /// The version of the server, such as `18.4`.
+    /// Version of the server, such as `18.4`.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Resolves when the server has died and cannot be restarted. The future
-    /// borrows nothing, so it can be awaited while the handle is kept for
-    /// [`Embedded::stop`].
+    /// Resolves when the server has crashed and cannot be restarted.
+    ///
+    /// The future borrows nothing: the caller can await it and keep the handle for [`Embedded::stop`].
     pub fn failed(&self) -> impl Future<Output = Error> + Send + use<> {
         let mut failed = self.failed.clone();
         async move {
             let reason = match failed.wait_for(Option::is_some).await {
                 Ok(reason) => reason.clone().unwrap_or_default(),
-                Err(_) => "nothing watches over it any more".to_owned(),
+                Err(_) => "its supervisor ended".to_owned(),
             };
             Error::Gone { reason }
         }
     }
 
-    /// Stops the server: clients are disconnected, everything committed is
-    /// written, and it returns once the process has ended. Close connection
-    /// pools first, or their users see broken connections.
+    /// Stops the server and waits until its process has ended.
+    ///
+    /// The server disconnects its clients and writes everything that was committed. Close connection pools first, or
+    /// their users see broken connections.
     pub async fn stop(self) -> Result<(), Error> {
-        // A supervisor that has given up is no longer listening, and there is
-        // nothing left to stop then.
+        // Sending fails only if the supervisor has given up. Then no server runs.
         let _ = self.stop.send(true);
         self.supervisor.await.map_err(|source| Error::Gone { reason: source.to_string() })
     }
 }
 
-/// The port and the TLS mode are spelled out because clients otherwise take
-/// them from `PGPORT` and `PGSSLMODE`, which concern some other server.
+/// Connection URL for a socket directory.
+///
+/// It names the port and the TLS mode, because clients otherwise take them from `PGPORT` and `PGSSLMODE`, which are
+/// meant for another server.
 fn connection_url(socket_dir: &Path, port: u16) -> String {
     format!(
         "postgres://postgres@localhost:{port}/postgres?host={}&sslmode=disable",

@@ -1,7 +1,7 @@
-//! The log of the server: a file in the data directory that it appends to.
+//! The server's log: a file in the data directory to which the server appends.
 //!
-//! It owns the file's name, its size and what an error message quotes from it.
-//! It must never replace the file while a server writes to it.
+//! This module owns the file's name, its size and the lines that error messages quote from it. It must never replace
+//! the file while a server writes to it.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -15,37 +15,37 @@ const NAME: &str = "postgres.log";
 const SIZE_MAX: u64 = 32 << 20;
 const SIZE_KEPT: u64 = 64 << 10;
 
-/// The open log of one run.
+/// Open log file of one run.
 #[derive(Debug)]
 pub struct Log(File);
 
 impl Log {
-    /// Begins a log; that of the last run is kept beside it.
+    /// Starts a new log and keeps that of the last run as `postgres.log.1`.
     pub fn begin(dir: &Path) -> Result<Self, Error> {
         let path = dir.join(NAME);
         let _ = fs::rename(&path, path.with_extension("log.1"));
         open_file(dir, NAME).map(Self).map_err(|source| Error::DataDir { path, source })
     }
 
-    /// A handle for a server to write to.
+    /// File handle for a server to write to.
     pub fn handle(&self) -> io::Result<File> {
         self.0.try_clone()
     }
 
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.0.metadata().map_or(0, |log| log.len())
     }
 
-    /// What has gone wrong since the log was `start` bytes long.
+    /// Errors that the server logged after the first `start` bytes, as one line.
     pub fn errors_since(&self, start: u64) -> String {
         match self.read(start) {
             Ok(text) => error_lines(&String::from_utf8_lossy(&text)),
-            Err(error) => format!("its log cannot be read: {error}"),
+            Err(error) => format!("cannot read its log: {error}"),
         }
     }
 
-    /// Keeps only the end of a log that has grown too long. The server
-    /// appends, so it goes on at the new end.
+    /// Cuts a log that has grown too long down to its end. The server appends, so it continues at the new end.
     pub fn trim(&self) {
         let size = self.size();
         if size <= SIZE_MAX {
@@ -56,7 +56,7 @@ impl Log {
             (&self.0).write_all(&end)
         });
         if let Err(error) = trimmed {
-            tracing::debug!("the log of PostgreSQL cannot be trimmed: {error}");
+            tracing::debug!(%error, "cannot trim PostgreSQL's log");
         }
     }
 
@@ -69,13 +69,13 @@ impl Log {
     }
 }
 
-/// The lines of a log that say what is wrong, or its end when none does.
+/// Lines of a log that report errors, or its last lines if none does.
 fn error_lines(log: &str) -> String {
-    let telling: Vec<_> = log
+    let errors: Vec<_> = log
         .lines()
         .filter(|line| ["FATAL:", "PANIC:", "ERROR:", "HINT:"].iter().any(|level| line.contains(level)))
         .collect();
-    one_line(if telling.is_empty() { log.to_owned() } else { telling.join("\n") }.as_str())
+    one_line(if errors.is_empty() { log.to_owned() } else { errors.join("\n") }.as_str())
 }
 
 #[cfg(test)]
@@ -84,17 +84,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn complaints_are_preferred_to_chatter() {
+    fn errors_are_preferred_to_other_lines() {
         assert_eq!(error_lines("LOG:  a\nFATAL:  b\nHINT:  c\nLOG:  d\n"), "FATAL:  b | HINT:  c");
         assert_eq!(error_lines("LOG:  a\nx\n"), "LOG:  a | x");
     }
 
     #[test]
     fn the_last_log_is_kept_and_a_long_one_is_cut() {
-        let dir = std::env::temp_dir().join(unique("reprise-test-log-"));
-        fs::create_dir(&dir).expect("made");
+        let dir = std::env::temp_dir().join(unique("private-postgres-test-log-"));
+        fs::create_dir(&dir).expect("created");
         fs::write(dir.join(NAME), "old").expect("written");
-        let log = Log::begin(&dir).expect("begun");
+        let log = Log::begin(&dir).expect("started");
         assert_eq!(fs::read(dir.join("postgres.log.1")).expect("kept"), b"old");
         let mut server = log.handle().expect("a handle");
         server.set_len(SIZE_MAX + 1).expect("grown");

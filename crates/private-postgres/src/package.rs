@@ -1,7 +1,7 @@
-//! What is done to the files of a fetched package before they are used.
+//! Preparation of a fetched package.
 //!
-//! It owns the check of the archive, the links and the modes of what came out
-//! of it. It must never create or change anything outside the package.
+//! This module verifies the archive and sets the links and modes of the unpacked files. It must never create or change
+//! a file outside the package.
 
 use std::fmt::Write as _;
 use std::fs::{self, Permissions};
@@ -11,23 +11,23 @@ use std::path::{Component, Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-/// The one file with that ending in `dir`, if its checksum is the pinned one.
+/// Returns the archive in `dir` with the extension `ending`. Fails unless its checksum is `sum`.
 pub async fn verified(dir: &Path, ending: &str, sum: &'static str) -> Result<PathBuf, String> {
     let archive = fs::read_dir(dir)
         .map_err(|error| error.to_string())?
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|found| found == ending))
-        .ok_or("the client has left no archive")?;
+        .ok_or("the client downloaded no archive")?;
     let path = archive.clone();
     let actual = tokio::task::spawn_blocking(move || fs::read(path).map(|bytes| sha256(&bytes)))
         .await
         .map_err(|error| error.to_string())?
         .map_err(|error| error.to_string())?;
-    if actual == sum { Ok(archive) } else { Err(format!("the archive has the SHA-256 {actual} instead of {sum}")) }
+    if actual == sum { Ok(archive) } else { Err(format!("the archive has the SHA-256 {actual}, expected {sum}")) }
 }
 
-/// The SHA-256 of some bytes in the usual notation.
+/// SHA-256 in lower-case hexadecimal digits.
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
         // Writing to a string cannot fail.
@@ -36,16 +36,16 @@ pub fn sha256(bytes: &[u8]) -> String {
     })
 }
 
-/// npm packages hold no links; this one lists those it needs instead.
+/// Creates the links that the package lists in a file, because npm packages cannot contain links.
 pub fn create_links(package: &Path) -> io::Result<()> {
     let list = fs::read(package.join("native/pg-symlinks.json"))?;
     let list: Vec<serde_json::Value> = serde_json::from_slice(&list)?;
     for link in list {
         let (Some(source), Some(target)) = (link["source"].as_str(), link["target"].as_str()) else {
-            return Err(io::Error::other("an entry without source or target"));
+            return Err(io::Error::other("an entry has no source or no target"));
         };
         let to = relative_link(source, target)
-            .ok_or_else(|| io::Error::other(format!("{target} leads out of the package")))?;
+            .ok_or_else(|| io::Error::other(format!("{target} leads outside the package")))?;
         let at = package.join(target);
         let _ = fs::remove_file(&at);
         std::os::unix::fs::symlink(to, at)?;
@@ -53,8 +53,9 @@ pub fn create_links(package: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What a link at `target` has to hold to lead to `source`, both given from
-/// the same root; relative, because the package is moved afterwards.
+/// Content of a link at `target` that leads to `source`, both relative to the package.
+///
+/// The link is relative, because the package is moved afterwards.
 fn relative_link(source: &str, target: &str) -> Option<PathBuf> {
     let inside = |path: &str| {
         let path = Path::new(path);
@@ -69,9 +70,9 @@ fn relative_link(source: &str, target: &str) -> Option<PathBuf> {
     Some(to)
 }
 
-/// Makes everything readable, and executable what is in a `bin` directory or
-/// was executable before: extraction heeds the umask, and not every extractor
-/// the recorded mode.
+/// Makes all files readable, and executable those in a `bin` directory or with an executable bit.
+///
+/// Extraction applies the umask, and not every extractor applies the recorded mode.
 pub fn make_accessible(dir: &Path) -> io::Result<()> {
     fs::set_permissions(dir, Permissions::from_mode(0o755))?;
     for entry in fs::read_dir(dir)? {
@@ -93,13 +94,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_are_written_as_everywhere() {
+    fn checksums_are_lower_case_hexadecimal() {
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(sha256(b""), empty);
     }
 
     #[test]
-    fn links_are_relative_to_where_they_are() {
+    fn links_are_relative_to_their_own_directory() {
         assert_eq!(
             relative_link("native/lib/libpq.so.5.18", "native/lib/libpq.so"),
             Some(PathBuf::from("../../native/lib/libpq.so.5.18"))

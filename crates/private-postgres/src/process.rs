@@ -1,7 +1,7 @@
-//! What the launcher knows about processes it did not start itself.
+//! Processes that this process did not start.
 //!
-//! It reads the pid file of a cluster and looks at the process named there. It
-//! must never send a signal: a number in a file may name anything by now.
+//! This module reads the pid file of a cluster and inspects the process it names. It must never send a signal: the
+//! number may belong to any process by now.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,16 +12,16 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use tokio::process::Command;
 
-/// The facts of interest in a `postmaster.pid`.
+/// Contents of a `postmaster.pid`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PidFile {
     pub pid: i32,
     pub ready: bool,
-    /// Known once the server listens.
+    /// Missing until the server listens.
     pub socket: Option<Socket>,
 }
 
-/// Where a server listens.
+/// Address of a server's socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
     pub dir: PathBuf,
@@ -29,11 +29,10 @@ pub struct Socket {
 }
 
 impl PidFile {
-    /// Understands the file also while it is being written; `None` when there
-    /// is no process number in it.
+    /// Parses the file, even while the server is writing it. Returns `None` if it holds no process number.
     pub fn parse(text: &str) -> Option<Self> {
-        // Process, data directory, start time, port, socket directory, listen
-        // address and shared memory come before the status.
+        // The lines: process number, data directory, start time, port, socket directory, listen address, shared
+        // memory, status.
         let lines: Vec<&str> = text.lines().collect();
         let pid = lines.first()?.trim().parse().ok().filter(|&pid| pid > 0)?;
         let socket = || {
@@ -45,24 +44,23 @@ impl PidFile {
     }
 }
 
-/// What a process number stands for, seen from one cluster.
+/// Owner of a process number, from the point of view of one cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PidOwner {
-    /// No process, or one that belongs to somebody else.
+    /// No process, or a process of another account.
     None,
-    /// A dead process that nobody has collected, or another program.
+    /// A zombie or another program.
     Other,
-    /// A server on this very cluster.
+    /// A server of this cluster.
     Server,
 }
 
-/// Looks at the process `pid` from the view of `cluster`.
+/// Finds out whether process `pid` is the server of `cluster`.
 pub async fn pid_owner(pid: i32, cluster: &Path) -> PidOwner {
     let Some(process) = Pid::from_raw(pid) else {
         return PidOwner::None;
     };
-    // A process that belongs to somebody else cannot be the cluster's server,
-    // and PostgreSQL passes over it likewise.
+    // A process of another account cannot be the cluster's server. PostgreSQL ignores it, too.
     if test_kill_process(process).is_err() {
         return PidOwner::None;
     }
@@ -74,7 +72,7 @@ pub async fn pid_owner(pid: i32, cluster: &Path) -> PidOwner {
     if is_server { PidOwner::Server } else { PidOwner::Other }
 }
 
-/// Whether a process of that number exists, as a zombie too.
+/// Whether a process or a zombie with that number exists.
 pub fn exists(pid: Pid) -> bool {
     test_kill_process(pid) != Err(Errno::SRCH)
 }
@@ -88,17 +86,17 @@ fn is_server_by_proc(pid: i32, cluster: &Path) -> bool {
         return false;
     }
     let arguments = fs::read(proc.join("cmdline")).unwrap_or_default();
-    // The server works in its cluster, but only its own account and root may
-    // read that; the arguments are open to all.
-    let works_there = fs::read_link(proc.join("cwd")).is_ok_and(|dir| dir == cluster);
+    // The cluster is the server's working directory, which only the server's account and root can read. Every account
+    // can read the arguments.
+    let works_in_cluster = fs::read_link(proc.join("cwd")).is_ok_and(|dir| dir == cluster);
     let program = arguments.split(|&byte| byte == 0).next().unwrap_or(b"");
     program.ends_with(b"postgres")
-        && (works_there
+        && (works_in_cluster
             || arguments.split(|&byte| byte == 0).any(|argument| argument == cluster.as_os_str().as_bytes()))
 }
 
-/// The state follows the name of the program, which is in parentheses and may
-/// itself contain some.
+/// Whether a line of `/proc/<pid>/stat` describes a zombie. The state follows the program's name, which is in
+/// parentheses and may contain more of them.
 fn is_zombie(stat: &str) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| matches!(rest.trim_start().as_bytes().first(), Some(b'Z' | b'X')))
 }
@@ -120,11 +118,11 @@ async fn is_server_by_ps(pid: i32, cluster: &Path) -> bool {
 mod tests {
     use super::*;
 
-    const FILE: &str = "4711\n/srv/pgdata\n1700000000\n5432\n/tmp/reprise-0\n\n  1234567    65538\nready   \n";
+    const FILE: &str = "4711\n/srv/pgdata\n1700000000\n5432\n/tmp/app-0\n\n  1234567    65538\nready   \n";
 
     #[test]
     fn a_ready_server_is_recognised() {
-        let socket = Some(Socket { dir: "/tmp/reprise-0".into(), port: 5432 });
+        let socket = Some(Socket { dir: "/tmp/app-0".into(), port: 5432 });
         assert_eq!(PidFile::parse(FILE), Some(PidFile { pid: 4711, ready: true, socket }));
     }
 
@@ -143,13 +141,13 @@ mod tests {
     }
 
     #[test]
-    fn zombies_are_told_by_the_state_after_the_name() {
+    fn zombies_are_recognised_by_the_state_after_the_name() {
         assert!(is_zombie("12 (post) gres)) Z 1 12"));
         assert!(!is_zombie("12 (Z) S 1 12"));
     }
 
     #[tokio::test]
-    async fn another_program_is_a_stranger() {
+    async fn another_program_is_not_the_server() {
         let own = std::process::id().cast_signed();
         assert_eq!(pid_owner(own, Path::new("/srv")).await, PidOwner::Other);
         assert_eq!(pid_owner(i32::MAX, Path::new("/srv")).await, PidOwner::None);

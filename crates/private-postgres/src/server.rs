@@ -1,8 +1,7 @@
 //! The running server: start, readiness, supervision and stop.
 //!
-//! The server hangs on a liveness pipe, whose other end only the service holds:
-//! when the service dies, however it dies, the pipe closes and the server is
-//! told to stop. Nothing here may hand that end of the pipe to anyone else.
+//! A liveness pipe connects the server to this process, which alone holds the writing end. When this process ends, even
+//! if it is killed, the pipe closes and a watcher stops the server. No other process may inherit the writing end.
 
 use std::fs;
 use std::io;
@@ -24,33 +23,33 @@ use super::log::Log;
 use super::process::PidFile;
 use super::{PORT, Settings};
 
-/// Becomes the server, after leaving behind a watcher that reads the liveness pipe.
-/// The watcher is nobody's child, since the server takes an unknown child that
-/// dies for one of its own; a line on the liveness pipe sends it away without harm.
+/// Shell script that starts a watcher on the liveness pipe and then becomes the server.
+///
+/// The watcher is not a child of the server, because the server takes every child that ends for one of its own. A line
+/// on the pipe ends the watcher without stopping the server.
 const LAUNCH_SCRIPT: &str = r#"exec 3<&0 </dev/null
 ( (read _ <&3 || kill -INT $$) >/dev/null 2>&1 & )
 exec "$@" 3<&-"#;
 
 const LOG_CHECK_EVERY: Duration = Duration::from_secs(60);
 
-/// Recovery after a crash can take long; the server is given this much time as
-/// long as it is alive.
+/// Time for a live server to become ready. Recovery after a crash can take long.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
-/// Processes of a killed server can hold its memory for a while, and no new
-/// server starts before they are gone.
+/// Time for a restart. Processes of a killed server can hold its shared memory for a while, and no new server starts
+/// before they have ended.
 const RESTART_WITHIN: Duration = Duration::from_secs(30);
 const STILL_IN_USE: &str = "shared memory block";
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(4);
 
-/// A server that dies this often within this time is not worth restarting.
+/// Limit of restarts: more crashes than this within the window are an error.
 const CRASHES_MAX: usize = 20;
 const CRASH_WINDOW: Duration = Duration::from_secs(300);
 
 const STOP_WITHIN: Duration = Duration::from_secs(20);
 const QUIT_WITHIN: Duration = Duration::from_secs(5);
 
-/// A server and all it needs to be started again.
+/// A server and everything that a restart needs.
 #[derive(Debug)]
 pub struct Server {
     data_dir: DataDir,
@@ -69,48 +68,49 @@ struct RunningServer {
 }
 
 impl Server {
-    /// Prepares a server without starting it. The log of the last run is kept
-    /// beside the new one.
+    /// Prepares a server without starting it. The log of the last run stays beside the new one.
     pub fn new(data_dir: DataDir, binaries: Binaries, socket_dir: PathBuf, settings: &Settings) -> Result<Self, Error> {
         let log = Log::begin(&data_dir.path)?;
         let options = options(&socket_dir.to_string_lossy(), settings);
         Ok(Self { data_dir, binaries, socket_dir, options, log, running: None })
     }
 
-    /// Starts the server and waits until it accepts connections. When this is
-    /// cancelled, [`Server::shut_down`] ends what has been started.
+    /// Starts the server and waits until it accepts connections. If the caller drops the future, [`Server::shut_down`]
+    /// stops the server.
     async fn start(&mut self) -> Result<(), Error> {
         cluster::recover(&self.data_dir.cluster()).await?;
         self.clear_socket();
-        // It may have been cleared away since, as old temporary files are.
+        // The system may have removed it as an old temporary file.
         self.data_dir.claim_socket_dir(&self.socket_dir).map_err(|error| self.start_error(error.to_string()))?;
         let log_start = self.log.size();
         let pid = self.spawn().map_err(|error| self.start_error(error.to_string()))?;
         let start = Instant::now();
-        let mut mention_at = Duration::from_secs(5);
+        let mut log_at = Duration::from_secs(5);
         while !self.is_ready(pid) {
             if let Some(status) = self.exit_status() {
                 self.dismiss_watcher().await;
-                let reason = format!("it ended with {status}: {}", self.log.errors_since(log_start));
+                let reason = format!("it exited with {status}: {}", self.log.errors_since(log_start));
                 return Err(self.start_error(reason));
             }
             if start.elapsed() > READY_WITHIN {
                 self.shut_down().await;
-                let reason =
-                    format!("it is not ready after {} s: {}", READY_WITHIN.as_secs(), self.log.errors_since(log_start));
+                let reason = format!(
+                    "it was not ready within {} s: {}",
+                    READY_WITHIN.as_secs(),
+                    self.log.errors_since(log_start)
+                );
                 return Err(self.start_error(reason));
             }
-            if start.elapsed() > mention_at {
-                tracing::info!("PostgreSQL is still starting, most likely after a crash");
-                mention_at *= 2;
+            if start.elapsed() > log_at {
+                tracing::info!("PostgreSQL is still starting, probably recovering from a crash");
+                log_at *= 2;
             }
             sleep(Duration::from_millis(10)).await;
         }
         Ok(())
     }
 
-    /// Watches over the server until it is told to stop or is beyond help. The
-    /// handle being dropped counts as being told.
+    /// Supervises the server until `stop` is set or dropped, or a restart fails.
     pub async fn supervise(mut self, mut stop: watch::Receiver<bool>, failed: watch::Sender<Option<String>>) {
         let mut crashes: Vec<Instant> = Vec::new();
         let mut log_check = tokio::time::interval(LOG_CHECK_EVERY);
@@ -124,11 +124,11 @@ impl Server {
                 status = self.wait_for_exit() => status,
             };
             self.dismiss_watcher().await;
-            tracing::error!("the private PostgreSQL ended unexpectedly ({status}); restarting it");
+            tracing::error!(status, "private PostgreSQL exited unexpectedly: restarting it");
             crashes.retain(|crash| crash.elapsed() < CRASH_WINDOW);
             crashes.push(Instant::now());
             let outcome = if crashes.len() > CRASHES_MAX {
-                Err(format!("it has ended {} times in a row", crashes.len()))
+                Err(format!("it crashed {} times within {} s", crashes.len(), CRASH_WINDOW.as_secs()))
             } else {
                 tokio::select! {
                     _ = stop.wait_for(|stop| *stop) => break,
@@ -136,9 +136,9 @@ impl Server {
                 }
             };
             match outcome {
-                Ok(()) => tracing::warn!("the private PostgreSQL is ready again"),
+                Ok(()) => tracing::warn!("private PostgreSQL ready again"),
                 Err(reason) => {
-                    tracing::error!("the private PostgreSQL cannot be restarted: {reason}");
+                    tracing::error!(reason, "cannot restart the private PostgreSQL");
                     self.shut_down().await;
                     self.remove_socket_dir();
                     failed.send_replace(Some(reason));
@@ -150,8 +150,8 @@ impl Server {
         self.remove_socket_dir();
     }
 
-    /// Starts the server, trying again for a while when it fails: after any
-    /// failure if it has run before, else only after one that passes by itself.
+    /// Starts the server and retries for a while: after every failure if it has run before, otherwise only while an
+    /// earlier server's shared memory is still in use.
     pub async fn start_with_retries(&mut self, has_run: bool) -> Result<(), Error> {
         let start = Instant::now();
         let mut pause = Duration::from_millis(100);
@@ -164,15 +164,16 @@ impl Server {
             if !retry || start.elapsed() > RESTART_WITHIN {
                 return Err(error);
             }
-            tracing::debug!("{error}");
+            tracing::debug!(%error, "start failed: retrying");
             sleep(pause).await;
             pause = (pause * 2).min(RESTART_PAUSE_MAX);
         }
     }
 
-    /// Removes the socket of a killed server. Its lock file names a process as
-    /// the pid file does, and is just as misleading once that number is reused;
-    /// with the lock on the data directory held, nobody else uses it.
+    /// Removes the socket of a killed server.
+    ///
+    /// Its lock file names a process, like the pid file, and is as misleading once that number is reused. This process
+    /// holds the lock on the data directory, so no other server uses the socket.
     fn clear_socket(&self) {
         for suffix in ["", ".lock"] {
             let name = format!(".s.PGSQL.{PORT}{suffix}");
@@ -180,8 +181,8 @@ impl Server {
         }
     }
 
-    /// Stops the server if it runs: kindly, then at the cost of a recovery at
-    /// the next start, then by force.
+    /// Stops the server if it runs: first with a fast shutdown, then with an immediate one, after which the next start
+    /// recovers, then with SIGKILL.
     async fn shut_down(&mut self) {
         for (signal, patience) in [(Signal::INT, STOP_WITHIN), (Signal::QUIT, QUIT_WITHIN), (Signal::KILL, QUIT_WITHIN)]
         {
@@ -189,9 +190,9 @@ impl Server {
                 return;
             };
             if signal != Signal::INT {
-                tracing::warn!("PostgreSQL does not stop; sending it {signal:?}");
+                tracing::warn!(?signal, "PostgreSQL does not stop: sending another signal");
             }
-            // The process is not collected yet, so the number is still its.
+            // The process has not been waited for, so the number still belongs to it.
             let _ = kill_process(running.pid, signal);
             if timeout(patience, running.child.wait()).await.is_ok() {
                 self.dismiss_watcher().await;
@@ -199,7 +200,7 @@ impl Server {
         }
     }
 
-    /// Removes the directory of the socket when no server runs any more.
+    /// Removes the directory of the socket. The server must have stopped.
     pub fn remove_socket_dir(&self) {
         self.clear_socket();
         let _ = fs::remove_dir(&self.socket_dir);
@@ -217,12 +218,11 @@ impl Server {
             .stdin(Stdio::piped())
             .stdout(log()?)
             .stderr(log()?)
-            // Ctrl-C in the terminal is for the service, which stops the
-            // server when it no longer needs it.
+            // Ctrl-C in the terminal must not reach the server: this process stops it later.
             .process_group(0)
             .kill_on_drop(false);
         let mut child = command.spawn()?;
-        // Waiting for a child closes its input, so the liveness pipe is held apart.
+        // Waiting for a child closes its input, so the liveness pipe is kept apart.
         let liveness_pipe = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or(io::ErrorKind::NotFound)?;
         self.running = Some(RunningServer { child, pid, liveness_pipe });
@@ -248,8 +248,8 @@ impl Server {
         Some(describe(status))
     }
 
-    /// Sends the watcher of a server that has ended away. Just closing the
-    /// pipe would have it signal a process number that is free again.
+    /// Ends the watcher of a server that has exited. If the pipe were only closed, the watcher would signal a process
+    /// number that may belong to another process.
     async fn dismiss_watcher(&mut self) {
         if let Some(mut running) = self.running.take() {
             let _ = running.liveness_pipe.write_all(b"\n").await;
@@ -265,7 +265,7 @@ fn describe(status: io::Result<ExitStatus>) -> String {
     status.map_or_else(|error| error.to_string(), |status| status.to_string())
 }
 
-/// The server's settings as `name=value`; of two with one name the last wins.
+/// Server settings as `name=value`. If a name occurs twice, the last value wins.
 fn options(socket_dir: &str, settings: &Settings) -> Vec<String> {
     let on = if settings.durable { "on" } else { "off" };
     let socket_dir = format!("\"{}\"", socket_dir.replace('"', "\"\""));
@@ -297,23 +297,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_durable_server_writes_through() {
-        let durable = options("/tmp/x", &Settings::new("/srv"));
+    fn durability_sets_fsync() {
+        let durable = options("/tmp/x", &Settings::new("app", "/srv"));
         assert!(durable.contains(&"fsync=on".to_owned()));
-        let disposable = Settings { durable: false, ..Settings::new("/srv") };
+        let disposable = Settings { durable: false, ..Settings::new("app", "/srv") };
         assert!(options("/tmp/x", &disposable).contains(&"fsync=off".to_owned()));
     }
 
     #[test]
-    fn further_settings_come_last_and_win() {
-        let settings = Settings { extra: vec![("max_connections".into(), "7".into())], ..Settings::new("/srv") };
+    fn extra_settings_override_the_built_in_ones() {
+        let settings = Settings { extra: vec![("max_connections".into(), "7".into())], ..Settings::new("app", "/srv") };
         let options = options("/tmp/x", &settings);
         assert_eq!(options.last().map(String::as_str), Some("max_connections=7"));
     }
 
     #[test]
     fn the_socket_directory_is_quoted() {
-        let options = options("/tmp/a,\"b", &Settings::new("/srv"));
+        let options = options("/tmp/a,\"b", &Settings::new("app", "/srv"));
         assert!(options.contains(&"unix_socket_directories=\"/tmp/a,\"\"b\"".to_owned()));
     }
 }

@@ -1,8 +1,7 @@
-//! The account that PostgreSQL runs under.
+//! The account that runs PostgreSQL.
 //!
-//! PostgreSQL refuses to run as root, so a service started by root hands its
-//! server to an unprivileged account. Binaries of PostgreSQL must never be run
-//! except through [`RunUser::command`], not even to ask for their version.
+//! PostgreSQL refuses to run as root, so a process of root runs its server under an unprivileged account. PostgreSQL's
+//! binaries must only be run through [`RunUser::command`], even to ask for their version.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,12 +13,12 @@ use tokio::process::Command;
 
 use super::error::Error;
 
-/// What the server may see of the service's environment, which also holds
-/// secrets and `PG…` variables meant for clients.
+/// Variables that the server inherits. The rest of the environment may hold secrets, and `PG…` variables meant for
+/// clients.
 const KEPT_VARIABLES: [&str; 5] =
     ["PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "TMPDIR"];
 
-/// An account, and whether the service has to switch to it.
+/// An account, and whether this process has to switch to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunUser {
     pub name: String,
@@ -29,8 +28,8 @@ pub struct RunUser {
 }
 
 impl RunUser {
-    /// The service's own account, or, for root, the owner of an existing
-    /// cluster, else `postgres`, else `nobody`.
+    /// Chooses the account of this process or, for root, the owner of an existing cluster, else `postgres`, else
+    /// `nobody`.
     pub fn choose(cluster: &Path) -> Result<Self, Error> {
         let uid = rustix::process::geteuid().as_raw();
         if uid != 0 {
@@ -51,12 +50,11 @@ impl RunUser {
         ["postgres", "nobody"]
             .into_iter()
             .find_map(|name| find_account(&accounts, |account| account.name == name))
-            .ok_or_else(|| Error::User { reason: "there is no account `postgres` or `nobody`".to_owned() })
+            .ok_or_else(|| Error::User { reason: "there is no account `postgres` or `nobody` to run it".to_owned() })
     }
 
-    /// A command under this account with a bare environment, no input and no
-    /// dependence on the service's working directory. Switching the account
-    /// also drops the supplementary groups.
+    /// Prepares a command that runs under this account, in `/`, with a minimal environment and no input. Switching the
+    /// account also drops the supplementary groups.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command
@@ -64,7 +62,7 @@ impl RunUser {
             .stdin(Stdio::null())
             .env_clear()
             .envs(KEPT_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))))
-            // Without it initdb compares hundreds of files to name the zone.
+            // Otherwise initdb compares hundreds of files to find the name of the time zone.
             .env("TZ", "UTC")
             .env("LC_ALL", "C")
             .kill_on_drop(true);
@@ -74,7 +72,7 @@ impl RunUser {
         command
     }
 
-    /// Gives a directory made by the service to this account.
+    /// Gives a directory that this process created to this account.
     pub fn own(&self, path: &Path) -> std::io::Result<()> {
         if self.switch {
             std::os::unix::fs::lchown(path, Some(self.uid), Some(self.gid))?;
@@ -82,8 +80,7 @@ impl RunUser {
         Ok(())
     }
 
-    /// Whether this account can enter `dir`. Asking the system covers access
-    /// lists and mounts, which the mode bits do not tell.
+    /// Whether this account can enter `dir`. The check tries it, because mode bits do not show access lists and mounts.
     pub async fn can_enter(&self, dir: &Path) -> Result<bool, Error> {
         if !self.switch {
             return Ok(true);
@@ -97,13 +94,12 @@ impl RunUser {
             .await
             .map(|status| status.success())
             .map_err(|source| Error::User {
-                reason: format!("the account {} cannot be switched to ({source})", self.name),
+                reason: format!("this process cannot switch to the account {} ({source})", self.name),
             })
     }
 }
 
-/// Finds an account, whose ids some systems write as negative numbers. Root is
-/// none to run PostgreSQL under, whatever it is called.
+/// Finds an account in the text of `/etc/passwd`, never one with root's id. Some systems write ids as negative numbers.
 fn find_account(accounts: &str, wanted: impl Fn(&RunUser) -> bool) -> Option<RunUser> {
     let id = |text: &str| text.parse::<u32>().ok().or_else(|| text.parse::<i32>().ok().map(i32::cast_unsigned));
     let parse = |line: &str| {

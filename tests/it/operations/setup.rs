@@ -101,8 +101,9 @@ async fn a_second_instance_joins_the_running_private_postgres() {
     assert!(first.terminate().success());
     eventually("no database", async || (second.api.get("/ready").await.status == 503).then_some(())).await;
     assert_eq!(second.api.get("/health").await.status, 200);
-    let said =
-        async || Some(()).filter(|()| std::fs::read_to_string(&log).unwrap().contains("has ended with the instance"));
+    let said = async || {
+        Some(()).filter(|()| std::fs::read_to_string(&log).unwrap().contains("stopped with the process that ran it"))
+    };
     eventually("a line in the log", said).await;
 
     let owner = Instance::spawn(command(&dir.settings()));

@@ -234,7 +234,7 @@ fn start_server() -> String {
             let settings = Settings {
                 durable: false,
                 extra: vec![("max_connections".into(), "500".into()), ("shared_buffers".into(), "256MB".into())],
-                ..Settings::new(dir)
+                ..Settings::new("reprise", dir)
             };
             let server = Embedded::start(settings).await.unwrap();
             tell.send(server.url().to_owned()).unwrap();

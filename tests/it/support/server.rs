@@ -19,7 +19,7 @@ impl Server {
 
     pub async fn start(&mut self) -> String {
         // Durable, although the data is disposable: what was acknowledged must survive.
-        let server = Embedded::start(Settings::new(&self.dir)).await.unwrap();
+        let server = Embedded::start(Settings::new("reprise", &self.dir)).await.unwrap();
         let url = server.url().to_owned();
         self.running = Some(server);
         url
