@@ -1,5 +1,6 @@
 //! The boundaries between the layers, checked in the source.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 fn files(dir: &Path) -> Vec<PathBuf> {
@@ -120,4 +121,98 @@ fn only_listed_files_read_the_clock_or_spawn_tasks() {
     assert_eq!(offenders(&["clock.rs"], &["Utc::now"]), Vec::<String>::new());
     let allowed = ["app.rs", "main.rs", "loops", "http/mod.rs", "http/server.rs", "bench"];
     assert_eq!(offenders(&allowed, &["tokio::spawn", ".spawn("]), Vec::<String>::new());
+}
+
+/// Modules by path, such as `store::tasks::lock`, with the modules that each imports. Unit tests do not count.
+fn imports(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let mut sources: BTreeMap<String, String> = BTreeMap::new();
+    for file in files(src) {
+        let name = file.strip_prefix(src).unwrap().with_extension("").to_string_lossy().replace('/', "::");
+        if name.contains("::tests") || ["lib", "main"].contains(&name.as_str()) {
+            continue;
+        }
+        let text = std::fs::read_to_string(&file).unwrap();
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_owned();
+        sources.insert(name.trim_end_matches("::mod").to_owned(), code);
+    }
+    let module = |path: &[String]| {
+        let prefixes = (1..=path.len()).rev().map(|end| path[..end].join("::"));
+        prefixes.into_iter().find(|prefix| sources.contains_key(prefix))
+    };
+    let imported = |name: &str, code: &str| {
+        let own: Vec<String> = name.split("::").map(str::to_owned).collect();
+        let lines: Vec<&str> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        let code = format!("\n{}", lines.join("\n"));
+        let statements = code.split("\nuse ").chain(code.split("\npub use ")).skip(1);
+        let paths = statements.flat_map(|rest| leaves(rest.split(';').next().unwrap()));
+        paths
+            .filter_map(|path| match path.iter().take_while(|part| *part == "super").count() {
+                0 if path[0] == "crate" => module(&path[1..]),
+                0 => module(&[own.clone(), path].concat()).filter(|found| found.starts_with(name)),
+                up => module(&[&own[..own.len() - up], &path[up..]].concat()),
+            })
+            .filter(|found| found != name)
+            .collect()
+    };
+    sources.iter().map(|(name, code)| (name.clone(), imported(name, code))).collect()
+}
+
+/// The paths of a `use` statement, such as `a::{b, c::d}`, each as its parts.
+fn leaves(text: &str) -> Vec<Vec<String>> {
+    let (mut depth, mut items) = (0, vec![String::new()]);
+    for c in text.chars() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        if c == ',' && depth == 0 { items.push(String::new()) } else { items.last_mut().unwrap().push(c) }
+    }
+    let parts =
+        |path: &str| path.split("::").map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect();
+    let mut found = Vec::new();
+    for item in items.iter().map(|item| item.trim()).filter(|item| !item.is_empty()) {
+        match item.split_once('{') {
+            None => found.push(parts(item)),
+            Some((prefix, group)) => {
+                let prefix: Vec<String> = parts(prefix);
+                let group = group.rsplit_once('}').unwrap().0;
+                found.extend(leaves(group).into_iter().map(|leaf| [prefix.clone(), leaf].concat()));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn no_two_modules_import_each_other() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut seen = 0;
+    for src in [root.join("src"), root.join("crates/private-postgres/src")] {
+        let imports = imports(&src);
+        seen += imports.values().map(BTreeSet::len).sum::<usize>();
+        for (a, targets) in &imports {
+            for b in targets {
+                // A folder's `mod.rs` may use its files, and its files what it defines.
+                let related = a.starts_with(&format!("{b}::")) || b.starts_with(&format!("{a}::"));
+                let back = imports.get(b).is_some_and(|targets| targets.contains(a));
+                assert!(related || !back, "{a} and {b} import each other");
+            }
+        }
+    }
+    assert!(seen > 500, "only {seen} imports found");
+}
+
+#[test]
+fn folders_and_files_stay_small_enough_to_survey() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders: BTreeMap<PathBuf, BTreeSet<PathBuf>> = BTreeMap::new();
+    for file in files(&root.join("src")).into_iter().chain(files(&root.join("tests"))) {
+        let lines = std::fs::read_to_string(&file).unwrap().lines().count();
+        let is_source = file.starts_with(root.join("src")) && !file.to_string_lossy().contains("/tests");
+        assert!(!is_source || lines <= 460, "{} has {lines} lines", file.display());
+        for child in file.ancestors().take_while(|path| *path != root) {
+            folders.entry(child.parent().unwrap().to_owned()).or_default().insert(child.to_owned());
+        }
+    }
+    folders.remove(root);
+    for (folder, entries) in folders {
+        assert!(entries.len() <= 22, "{} has {} entries", folder.display(), entries.len());
+    }
 }

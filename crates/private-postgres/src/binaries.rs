@@ -1,10 +1,9 @@
 //! Search for PostgreSQL's binaries.
 //!
-//! This module owns the order of the search and the choice by version. It must never choose a server older than 14,
-//! nor one whose major version differs from the cluster's: a server reads only the files of its own major version.
+//! This module owns the order of the search and the choice by version. It must never choose a server
+//! whose major version differs from the cluster's: a server reads only the files of its own major version.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -14,8 +13,7 @@ use super::Settings;
 use super::data_dir::DataDir;
 use super::error::Error;
 use super::fetch;
-
-const OLDEST_MAJOR: u32 = 14;
+use super::probe::{Binaries, in_path, leading_number, probe};
 
 /// Directories in which systems and package managers install several versions: parent, prefix of the name before the
 /// version, and path below it.
@@ -27,14 +25,6 @@ const INSTALLATIONS: [(&str, &str, &str); 6] = [
     ("/usr/local/opt", "postgresql@", "bin"),
     ("/Applications/Postgres.app/Contents/Versions", "", "bin"),
 ];
-
-/// A directory with a usable `postgres` and `initdb`.
-#[derive(Debug, Clone)]
-pub struct Binaries {
-    pub dir: PathBuf,
-    pub version: String,
-    major: u32,
-}
 
 /// Chooses binaries for a cluster of major version `cluster_major`, or for a new cluster.
 pub async fn locate(settings: &Settings, data_dir: &DataDir, cluster_major: Option<u32>) -> Result<Binaries, Error> {
@@ -75,53 +65,6 @@ pub async fn locate(settings: &Settings, data_dir: &DataDir, cluster_major: Opti
     }
     let dir = fetch::fetch(data_dir).await?;
     probe(&dir, data_dir).await.map_err(|reason| Error::NoBinaries { reason })
-}
-
-/// Asks the binaries in `dir` for their version.
-///
-/// The call runs under the server's account, which proves that this account can reach and load the binaries.
-pub async fn probe(dir: &Path, data_dir: &DataDir) -> Result<Binaries, String> {
-    let dir = dir.canonicalize().map_err(|error| error.to_string())?;
-    for name in ["postgres", "initdb"] {
-        if !dir.join(name).is_file() {
-            return Err(format!("`{name}` is missing"));
-        }
-    }
-    let output = data_dir
-        .user
-        .command(dir.join("postgres"))
-        .arg("--version")
-        .output()
-        .await
-        .map_err(|error| format!("user {} cannot run `postgres`: {error}", data_dir.user.name))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let Some((version, major)) = parse_version(&text) else {
-        let cause = super::cluster::one_line(&String::from_utf8_lossy(&output.stderr));
-        return Err(format!("`postgres --version` failed: {cause}"));
-    };
-    if major < OLDEST_MAJOR {
-        return Err(format!("PostgreSQL {version} is too old; the minimum is {OLDEST_MAJOR}"));
-    }
-    Ok(Binaries { dir, version, major })
-}
-
-/// Parses `postgres (PostgreSQL) 15.14 (Debian …)` and `… 18beta1`.
-fn parse_version(text: &str) -> Option<(String, u32)> {
-    let version = text.split_once("(PostgreSQL)")?.1.split_whitespace().next()?;
-    Some((version.to_owned(), leading_number(version)?))
-}
-
-fn leading_number(text: &str) -> Option<u32> {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    text[..end].parse().ok()
-}
-
-/// First executable called `name` in `PATH`.
-pub fn in_path(name: &str) -> Option<PathBuf> {
-    std::env::split_paths(&std::env::var_os("PATH")?)
-        .filter(|dir| dir.is_absolute())
-        .map(|dir| dir.join(name))
-        .find(|path| fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0))
 }
 
 /// Directory of the file that `path` links to: `PATH` may hold a link to `postgres` alone, without the installation.
@@ -167,15 +110,6 @@ fn newest_first(mut found: Vec<(u32, PathBuf)>) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_are_read_from_what_the_server_says() {
-        let of = |text| parse_version(text).map(|(version, major)| format!("{version}={major}"));
-        assert_eq!(of("postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)\n").as_deref(), Some("15.14=15"));
-        assert_eq!(of("postgres (PostgreSQL) 18beta1").as_deref(), Some("18beta1=18"));
-        assert_eq!(of("postgres (EnterpriseDB) 15.1"), None);
-        assert_eq!(of(""), None);
-    }
 
     #[test]
     fn newer_versions_come_first_by_number() {

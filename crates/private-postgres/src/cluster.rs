@@ -12,9 +12,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::binaries::Binaries;
 use super::data_dir::DataDir;
 use super::error::Error;
+use super::probe::Binaries;
 use super::process::{PidFile, PidOwner, exists, pid_owner};
 
 /// Prefix of a cluster's name during its creation.

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-use super::binaries::{in_path, probe};
 use super::cluster::{remove_leftovers, unique};
 use super::data_dir::{DataDir, create_dirs};
 use super::error::Error;
 use super::package::{create_links, make_accessible, verified};
+use super::probe::{in_path, probe};
 
 /// Major version of the pinned packages.
 pub const MAJOR: u32 = 18;

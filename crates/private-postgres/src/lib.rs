@@ -8,6 +8,7 @@ mod fetch;
 mod joined;
 mod log;
 mod package;
+mod probe;
 mod process;
 mod server;
 mod user;

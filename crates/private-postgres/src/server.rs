@@ -15,11 +15,11 @@ use tokio::process::{Child, ChildStdin};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::binaries::Binaries;
 use super::cluster;
 use super::data_dir::DataDir;
 use super::error::Error;
 use super::log::Log;
+use super::probe::Binaries;
 use super::process::PidFile;
 use super::{PORT, Settings};
 
