@@ -2,8 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use uuid::Uuid;
 
+use super::Timestamp;
+use super::task::TaskDetails;
 use crate::domain::retry::failure::{FailureType, Trigger};
+use crate::domain::retry::policy::Policy;
 
 /// How executions ended.
 #[derive(Clone, Copy, Debug, Default)]
@@ -196,4 +200,52 @@ pub enum StrategyName {
     ExponentialBackoff,
     FixedDelay,
     Custom,
+}
+
+/// Where the retry policy of a task came from: its own request, or the default of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RetrySource {
+    Task,
+    Kind,
+}
+
+impl RetrySource {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            RetrySource::Task => "task",
+            RetrySource::Kind => "kind",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<RetrySource> {
+        [RetrySource::Task, RetrySource::Kind].into_iter().find(|source| source.as_str() == text)
+    }
+}
+
+/// A default retry policy.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct KindPolicy {
+    pub kind: String,
+    #[schema(value_type = RetryPolicy)]
+    pub retry: Policy,
+    pub updated_at: Timestamp,
+}
+
+/// What retrying a task changed, or would change.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct RetriedTask {
+    pub task: TaskDetails,
+    /// Tasks that had failed only because of it and wait for it again.
+    pub revived: Vec<Uuid>,
+    pub dry_run: bool,
+}
+
+/// What retrying a batch changed, or would change.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct RetriedBatch {
+    pub batch_id: Uuid,
+    pub retried: Vec<Uuid>,
+    pub revived: Vec<Uuid>,
+    pub dry_run: bool,
 }

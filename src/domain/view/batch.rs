@@ -1,0 +1,94 @@
+//! Batches as the API shows them.
+
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::task::TaskSummary;
+use super::{Metadata, Timestamp};
+
+/// How many tasks of a batch are in which status.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct StatusCounts {
+    pub waiting: i32,
+    pub pending: i32,
+    pub claimed: i32,
+    pub running: i32,
+    pub retry_pending: i32,
+    pub paused: i32,
+    pub success: i32,
+    pub failure: i32,
+    pub canceled: i32,
+}
+
+/// A batch in the list.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct BatchSummary {
+    pub batch_id: Uuid,
+    pub total_tasks: i32,
+    pub first_created_at: Timestamp,
+    /// When a task of the batch last changed its status.
+    pub latest_updated_at: Timestamp,
+    pub status_counts: StatusCounts,
+    pub kinds: Vec<String>,
+    #[schema(required)]
+    pub scope: Option<String>,
+    #[schema(value_type = Metadata)]
+    pub metadata: Value,
+}
+
+/// One batch with its sums.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Batch {
+    pub batch_id: Uuid,
+    pub total_tasks: i32,
+    /// Sum of the tasks' `success` counters.
+    pub total_success: i64,
+    pub total_failures: i64,
+    pub total_expected: i64,
+    pub status_counts: StatusCounts,
+    #[schema(required)]
+    pub scope: Option<String>,
+    #[schema(value_type = Metadata)]
+    pub metadata: Value,
+    pub created_at: Timestamp,
+    #[schema(required)]
+    pub completed_at: Option<Timestamp>,
+}
+
+/// What stopping a batch did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct StoppedBatch {
+    pub batch_id: Uuid,
+    pub canceled_waiting: i32,
+    pub canceled_pending: i32,
+    pub canceled_claimed: i32,
+    pub canceled_running: i32,
+    pub canceled_retry_pending: i32,
+    pub canceled_paused: i32,
+    pub already_terminal: i32,
+}
+
+/// What a change of rules did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ChangedRules {
+    pub batch_id: Uuid,
+    pub kind: String,
+    /// Alive tasks of the kind, which have the rules now.
+    pub updated_count: i32,
+}
+
+/// The tasks of a batch and what depends on what.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Dag {
+    pub tasks: Vec<TaskSummary>,
+    pub links: Vec<Link>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Link {
+    pub parent_id: Uuid,
+    pub child_id: Uuid,
+    pub requires_success: bool,
+}

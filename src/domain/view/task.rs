@@ -1,0 +1,96 @@
+//! Tasks as the API shows them.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::retry::{RetryPolicy, RetrySource};
+use super::{Metadata, Timestamp};
+use crate::domain::admission::Rule;
+use crate::domain::retry::failure::FailureType;
+use crate::domain::retry::policy::Policy;
+use crate::domain::task::Task;
+use crate::domain::task::status::Status;
+use crate::domain::webhook::Actions;
+
+/// A task in lists.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct TaskSummary {
+    pub id: Uuid,
+    pub name: String,
+    pub kind: String,
+    pub status: Status,
+    pub batch_id: Uuid,
+    pub priority: i16,
+    /// Retries so far.
+    pub attempt: i16,
+    /// Number of the current execution.
+    pub run: i32,
+    #[schema(required)]
+    pub next_retry_at: Option<Timestamp>,
+    pub success: i64,
+    pub failures: i64,
+    #[schema(required)]
+    pub expected_count: Option<i32>,
+    pub created_at: Timestamp,
+    #[schema(required)]
+    pub started_at: Option<Timestamp>,
+    #[schema(required)]
+    pub ended_at: Option<Timestamp>,
+    pub dead_end_barrier: bool,
+}
+
+/// The whole task.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = Task)]
+pub struct TaskDetails {
+    #[serde(flatten)]
+    pub basic: TaskSummary,
+    /// Seconds without a sign of life after which it times out.
+    pub timeout: i32,
+    #[schema(value_type = Metadata)]
+    pub metadata: Value,
+    pub actions: Actions,
+    pub last_updated: Timestamp,
+    #[schema(required)]
+    pub failure_reason: Option<String>,
+    #[schema(required)]
+    pub failure_type: Option<FailureType>,
+    #[schema(required, value_type = Option<RetryPolicy>)]
+    pub retry: Option<Policy>,
+    /// Where the policy came from.
+    #[schema(required)]
+    pub retry_source: Option<RetrySource>,
+    /// How often the other side said when to come back, which uses up no retry.
+    pub deferrals: i32,
+    /// Not started before this.
+    #[schema(required)]
+    pub run_at: Option<Timestamp>,
+    /// What has to be so for it to start.
+    pub rules: Vec<Rule>,
+    /// Among equal priorities, keys take turns.
+    #[schema(required)]
+    pub fair_key: Option<String>,
+}
+
+impl TaskDetails {
+    /// What a transition changes of what is shown.
+    pub fn follow(&mut self, task: &Task, now: DateTime<Utc>) {
+        if self.basic.run != task.run {
+            // It was the answer to the run before.
+            self.actions.cancel = None;
+        }
+        self.basic.status = task.status;
+        self.basic.attempt = task.attempt;
+        self.basic.run = task.run;
+        self.basic.next_retry_at = task.next_retry_at.map(Timestamp);
+        self.basic.started_at = task.started_at.map(Timestamp);
+        self.basic.ended_at = task.ended_at.map(Timestamp);
+        self.last_updated = Timestamp(now);
+        self.failure_reason.clone_from(&task.failure_reason);
+        self.failure_type = task.failure_type;
+        self.deferrals = task.deferrals;
+    }
+}
