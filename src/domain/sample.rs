@@ -1,4 +1,4 @@
-//! Tasks, failures and moments for tests: plausible in every status, with numbers that cannot be taken for another.
+//! Sample tasks, failures and moments for tests: plausible in every status, with distinct numbers.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
@@ -11,8 +11,8 @@ use super::task::lifecycle::{Jitter, Moment};
 use super::task::status::Status;
 use super::task::{Flags, Task};
 
-pub const ME: Uuid = Uuid::from_u128(0xa11);
-pub const SOMEBODY_ELSE: Uuid = Uuid::from_u128(0xb22);
+pub const INSTANCE: Uuid = Uuid::from_u128(0xa11);
+pub const OTHER_INSTANCE: Uuid = Uuid::from_u128(0xb22);
 pub const RUN: i32 = 4;
 pub const CLAIM: i32 = 6;
 pub const ATTEMPT: i16 = 2;
@@ -25,7 +25,7 @@ pub const RETRY_LIMITS: RetryLimits = RetryLimits {
     max_deferrals: 100,
 };
 
-/// Small where a test has to go past them.
+/// Request limits, small where a test has to exceed them.
 pub const LIMITS: new_task::RequestLimits = new_task::RequestLimits {
     tasks_per_batch: 12,
     dependencies_per_task: 3,
@@ -38,7 +38,7 @@ pub const LIMITS: new_task::RequestLimits = new_task::RequestLimits {
     dead_end_cancel: false,
 };
 
-/// A moment so many seconds after the one at which the samples are looked at.
+/// Returns the time `secs` seconds after the present of the samples.
 pub fn at(secs: i64) -> DateTime<Utc> {
     DateTime::UNIX_EPOCH + TimeDelta::seconds(1_800_000_000 + secs)
 }
@@ -47,7 +47,7 @@ pub fn moment(secs: i64) -> Moment {
     Moment { now: at(secs), jitter: Jitter::Exactly(0.0), limits: RETRY_LIMITS }
 }
 
-/// One retry is left after [`ATTEMPT`]: delays of 10, 20 and 40 s.
+/// A policy with delays of 10, 20 and 40 s. One retry is left after [`ATTEMPT`].
 pub fn policy() -> Policy {
     Policy {
         max_retries: 3,
@@ -68,7 +68,7 @@ pub fn failure(trigger: Trigger, failure_type: FailureType) -> Failure {
     Failure { trigger, failure_type, reason: "it broke".into(), http_status: None, retry_after: None }
 }
 
-/// A task in this status. Whatever ends by itself there (a lease, a timeout, a delay) ends now.
+/// A task in this status. Its lease, timeout or retry delay ends at the present of the samples.
 pub fn task(status: Status) -> Task {
     let mut task = Task {
         id: Uuid::from_u128(1),
@@ -100,7 +100,7 @@ pub fn task(status: Status) -> Task {
         Status::Waiting => task.wait_count = 1,
         Status::Pending | Status::Paused => {}
         Status::Claimed | Status::Running => {
-            task.claimed_by = Some(ME);
+            task.claimed_by = Some(INSTANCE);
             task.claimed_run = Some(RUN);
             task.slots = vec![5, 8];
             task.timeout_at = Some(at(0));
@@ -110,7 +110,7 @@ pub fn task(status: Status) -> Task {
             task.started_at = Some(at(-60));
             task.next_retry_at = Some(at(0));
             task.failure_type = Some(FailureType::Timeout);
-            task.failure_reason = Some("no sign of life for 30 s".into());
+            task.failure_reason = Some("no heartbeat for 30 s".into());
         }
         Status::Success | Status::Failure | Status::Canceled => {
             task.claimed_run = Some(RUN);

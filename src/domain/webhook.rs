@@ -1,4 +1,4 @@
-//! Webhooks as values: what a task may call, and what the call says about the task.
+//! Webhooks as values: the actions of a task, and the headers and bodies of their calls.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ impl Verb {
     }
 }
 
-/// Headers that a caller may not set: they are ours, or the transport's.
+/// Headers that a client may not set, because the service or the transport sets them.
 pub const RESERVED_HEADERS: [&str; 12] = [
     "host",
     "content-length",
@@ -75,14 +75,14 @@ pub const RESERVED_HEADERS: [&str; 12] = [
     "webhook-signature",
 ];
 
-/// Whether the value of a header, by its name, is nothing that others should see.
+/// Whether the name of a header suggests that its value is a secret.
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     ["authorization", "proxy-authorization", "cookie", "set-cookie"].contains(&name.as_str())
         || ["key", "token", "secret", "password"].iter().any(|part| name.contains(part))
 }
 
-/// The actions of a task, by the moment they are called.
+/// The actions of a task, by when they are called.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Actions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,13 +93,13 @@ pub struct Actions {
     pub on_failure: Vec<Action>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on_retry: Vec<Action>,
-    /// What the answer to `on_start` said to call if the task is canceled.
+    /// The action to call if the task is canceled, from the answer to `on_start`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel: Option<Action>,
 }
 
 impl Actions {
-    /// About how much they are when they are stored.
+    /// Returns the approximate number of bytes to store.
     pub fn bytes(&self) -> usize {
         let lists = [&self.on_success, &self.on_failure, &self.on_retry];
         let all = self.on_start.iter().chain(lists.into_iter().flatten());
@@ -115,7 +115,7 @@ impl Actions {
         *self == Actions::default()
     }
 
-    /// Replaces the values of headers that hold secrets.
+    /// Replaces the values of secret headers by `***`.
     pub fn hide_secrets(&mut self) {
         let Actions { on_start, on_success, on_failure, on_retry, cancel } = self;
         let all = on_start.iter_mut().chain(on_success).chain(on_failure).chain(on_retry).chain(cancel);
@@ -142,7 +142,7 @@ impl Notice {
     }
 }
 
-/// What makes a repeated call recognizable to its receiver.
+/// Returns the key by which a receiver recognizes a repeated call.
 pub fn idempotency_key(task: Uuid, trigger: &str, condition: &str, run: i32) -> String {
     format!("{task}:{trigger}:{condition}:{run}")
 }
@@ -151,7 +151,7 @@ pub fn batch_idempotency_key(batch: Uuid, completion: i32) -> String {
     format!("batch:{batch}:complete:{completion}")
 }
 
-/// The body of a notification: the caller's own, with our part beside it.
+/// Returns the body of a notification: that of the action, with `state` added under the key `reprise`.
 pub fn notification_body(body: Option<&RawJson>, state: &Value) -> String {
     let Some(body) = body.map(RawJson::get) else { return format!("{{\"reprise\":{state}}}") };
     json::with_field(body, "reprise", &state.to_string())
@@ -164,7 +164,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn our_part_stands_beside_any_body() {
+    fn a_notification_adds_the_state_to_any_body() {
         let cases = [
             (Some(r#"{"a":1}"#), r#"{"a":1,"reprise":{"run":1}}"#),
             (Some("{}"), r#"{"reprise":{"run":1}}"#),

@@ -1,5 +1,6 @@
-//! Rules that let a task start only while others like it leave room: how many execute at once, or how much they still
-//! have to do. Blocked tasks are parked by what they wait for, so that nobody looks at them until that changes.
+//! Admission rules: a task starts only while the executing tasks that its rules count stay below a limit, in number or
+//! in remaining work. Blocked tasks are grouped by the slots they wait for (table `parking`), and no claim reads a
+//! group before its slots change.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +14,16 @@ use super::request::fields::Fields;
 use super::request::problems::{Problems, refuse_nul};
 use super::task::status::Status;
 
-/// Rules of one task at most.
-pub const MOST_RULES: usize = 10;
-/// Longer values are told apart by their hash: keys are indexed.
-const LONGEST_KEY: usize = 500;
+/// The most rules of one task.
+pub const MAX_RULES: usize = 10;
+/// The most bytes of a key. Longer keys are replaced by their hash, because keys are indexed.
+const MAX_KEY_BYTES: usize = 500;
 
-/// A condition for the start of the task that carries it.
+/// A condition for the start of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type")]
 pub enum Rule {
-    /// So many tasks that match execute at once at most.
+    /// Starts the task only while fewer than `max_concurency` matching tasks execute.
     #[serde(rename = "Concurency")]
     Concurrency {
         #[serde(rename = "max_concurency")]
@@ -30,7 +31,8 @@ pub enum Rule {
         max: i32,
         matcher: RuleMatcher,
     },
-    /// Tasks that match and execute have together less than this to do (`expected_count − success − failures`).
+    /// Starts the task only while the matching tasks that execute have less than `max_capacity` left to do in total.
+    /// What a task has left is `expected_count − success − failures`.
     Capacity {
         #[serde(rename = "max_capacity")]
         #[schema(minimum = 1)]
@@ -39,17 +41,17 @@ pub enum Rule {
     },
 }
 
-/// The tasks that a rule counts: of this kind, Claimed or Running, with the same values in these metadata fields.
+/// The tasks that a rule counts: Claimed or Running tasks of this kind with the same values in these metadata fields.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub struct RuleMatcher {
     pub kind: String,
     #[schema(value_type = Status, example = "Running")]
     pub status: Counted,
-    /// Sorted, without repetitions.
+    /// Sorted, without duplicates.
     pub fields: Vec<String>,
 }
 
-/// Only what executes holds a slot.
+/// The status that rules count. Only tasks that execute occupy a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Counted {
     #[default]
@@ -64,7 +66,7 @@ impl Rule {
     }
 }
 
-/// What a rule needs to know of the task that is to carry it.
+/// The facts about a task that decide whether it can carry a rule.
 #[derive(Clone, Copy, Debug)]
 pub struct RuleTarget<'a> {
     pub metadata: Option<&'a Value>,
@@ -76,17 +78,17 @@ impl RuleTarget<'_> {
         self.metadata.and_then(|metadata| metadata.get(field)).is_some()
     }
 
-    /// Why the task cannot carry the rule.
+    /// Returns why the task cannot carry the rule.
     pub fn problem(&self, rule: &Rule) -> Option<String> {
         if let Some(field) = rule.matcher().fields.iter().find(|field| !self.has(field)) {
-            return Some(format!("the rule compares \"{field}\", which the task's metadata does not have"));
+            return Some(format!("the rule compares \"{field}\", but the metadata of the task has no such field"));
         }
         let uncounted = matches!(rule, Rule::Capacity { .. }) && !self.has_expected_count;
-        uncounted.then(|| "a Capacity rule needs the task's expected_count".into())
+        uncounted.then(|| "a Capacity rule requires expected_count".into())
     }
 }
 
-/// New rules for the tasks of a kind.
+/// A request to replace the rules of all tasks of a kind.
 #[derive(Debug, PartialEq)]
 pub struct RulesChange {
     pub kind: String,
@@ -106,12 +108,12 @@ pub fn read_rules_change(body: Value) -> Result<RulesChange, Vec<String>> {
     problems.or(change)
 }
 
-/// Reads the field `rules`. `own_kind` is the kind of matchers that name none.
+/// Reads the field `rules`. `own_kind` is the kind of matchers that do not specify one.
 pub fn read_rules(fields: &mut Fields, own_kind: &str, problems: &mut Problems) -> Vec<Rule> {
     let path = fields.path("rules");
     let items = fields.array("rules", problems).unwrap_or_default();
-    if items.len() > MOST_RULES {
-        problems.add(path, format!("must have at most {MOST_RULES} entries"));
+    if items.len() > MAX_RULES {
+        problems.add(path, format!("must have at most {MAX_RULES} entries, not {}", items.len()));
         return Vec::new();
     }
     let read = |(i, item)| read_rule(item, &format!("{path}[{i}]"), own_kind, problems);
@@ -133,7 +135,7 @@ fn read_rule(value: Value, path: &str, own_kind: &str, problems: &mut Problems) 
     let matcher = fields.take("matcher").and_then(|value| read_matcher(value, &matcher_path, own_kind, problems));
     let rule = match kind {
         None => {
-            // Whatever its limit is called, it is not the name that is wrong.
+            // The type is the problem, so do not report the field of the limit as unknown too.
             for name in ["max_concurency", "max_concurrency", "max_capacity"] {
                 fields.take(name);
             }
@@ -161,32 +163,33 @@ fn read_matcher(value: Value, path: &str, own_kind: &str, problems: &mut Problem
     if let Some(status) = fields.take("status")
         && status.as_str().and_then(Status::parse) != Some(Status::Running)
     {
-        problems.add(fields.path("status"), "must be Running: what is Claimed or Running is counted");
+        problems.add(fields.path("status"), "must be Running, which counts Claimed and Running tasks");
     }
-    // Whether the task has them is seen when it is known which tasks are to carry the rule.
+    // `RuleTarget::problem` checks whether the tasks that carry the rule have these fields.
     let names = matcher::read_names(&mut fields, |_| true, problems);
     fields.close(problems);
     Some(RuleMatcher { kind, status: Counted::Running, fields: names })
 }
 
-/// The values of these fields as one text: equal exactly when the values are. `None` if a field is not there.
+/// Returns the values of these fields as one text, or `None` if a field is missing. Texts are equal exactly when the
+/// values are.
 pub fn key_of(fields: &[String], metadata: Option<&Value>) -> Option<String> {
     let text = matcher::key("", fields, metadata)?;
-    if text.len() <= LONGEST_KEY {
+    if text.len() <= MAX_KEY_BYTES {
         return Some(text);
     }
     let hash = Sha256::digest(text.as_bytes());
     Some(hash.iter().fold(String::from("sha256:"), |text, byte| text + &format!("{byte:02x}")))
 }
 
-/// What executes of one matcher with one set of values.
+/// The executing tasks that match one matcher with one set of values: their number and their remaining work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot {
     pub used: i64,
     pub load: i64,
 }
 
-/// How far a slot may be filled for a task to start.
+/// The limits below which a slot must be for a task to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SlotLimit {
     pub slot: i64,
@@ -200,7 +203,7 @@ impl SlotLimit {
     }
 }
 
-/// The limits of a task, one per slot, in the order of their slots: of several limits on one slot the lowest counts.
+/// Returns the limits of a task, one per slot, ordered by slot. Of several limits on one slot the lowest counts.
 pub fn limits<'a>(rules: impl IntoIterator<Item = (&'a Rule, i64)>) -> Vec<SlotLimit> {
     fn lower<T: Ord + Copy>(limit: &mut Option<T>, max: T) {
         *limit = Some(limit.take().map_or(max, |limit| limit.min(max)));
@@ -216,31 +219,33 @@ pub fn limits<'a>(rules: impl IntoIterator<Item = (&'a Rule, i64)>) -> Vec<SlotL
     limits.into_values().collect()
 }
 
-/// A task at the head of the queue, or of its parking.
+/// A task at the head of the queue or of its blocked group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Candidate {
-    /// The slots it would occupy.
+    /// The slots that the task would occupy.
     pub takes: Vec<i64>,
-    /// What it still has to do.
+    /// The work that the task has left.
     pub remaining: i64,
     pub limits: Vec<SlotLimit>,
 }
 
+/// Whether a candidate starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     Starts,
     Blocked,
-    /// It may start, but so many do already.
+    /// The rules allow the task to start, but there is no room left in this round.
     Later,
 }
 
-/// Who of the candidates, in their order, starts: at most `room`, each only if all its limits are open after those
-/// before it have started. `slots` must hold every slot that is named, and holds afterwards what is executing then.
+/// Decides in order which candidates start: at most `room`, and each only if all its slots are below their limits
+/// after the candidates before it have started. `slots` must hold every slot that a limit names, and is updated by the
+/// starts.
 pub fn admit(candidates: &[Candidate], slots: &mut BTreeMap<i64, Slot>, room: usize) -> Vec<Admission> {
     let mut started = 0;
-    let mut verdict = |candidate: &Candidate| {
-        let of = |id: i64| slots.get(&id).copied().unwrap_or_default();
-        if !candidate.limits.iter().all(|limit| limit.is_open(of(limit.slot))) {
+    let mut admission = |candidate: &Candidate| {
+        let current = |id: i64| slots.get(&id).copied().unwrap_or_default();
+        if !candidate.limits.iter().all(|limit| limit.is_open(current(limit.slot))) {
             return Admission::Blocked;
         }
         if started == room {
@@ -254,7 +259,7 @@ pub fn admit(candidates: &[Candidate], slots: &mut BTreeMap<i64, Slot>, room: us
         }
         Admission::Starts
     };
-    candidates.iter().map(&mut verdict).collect()
+    candidates.iter().map(&mut admission).collect()
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ fn matcher(kind: &str, fields: &[&str]) -> RuleMatcher {
 }
 
 #[test]
-fn both_spellings_are_read_and_one_is_written() {
+fn both_spellings_of_concurrency_are_read_and_one_is_written() {
     let with = |kind: &str, max: &str| {
         let rule = json!([{"type": kind, max: 3, "matcher": {"kind": "k", "status": "running", "fields": ["b", "a"]}}]);
         read(&rule).unwrap()
@@ -33,13 +33,13 @@ fn both_spellings_are_read_and_one_is_written() {
 }
 
 #[test]
-fn what_a_matcher_leaves_out_is_the_tasks_own_kind_and_no_fields() {
+fn a_rule_matcher_defaults_to_the_own_kind_and_no_fields() {
     let rules = read(&json!([{"type": "Capacity", "max_capacity": 10, "matcher": {}}])).unwrap();
     assert_eq!(rules, [Rule::Capacity { max: 10, matcher: matcher("own", &[]) }]);
 }
 
 #[test]
-fn every_problem_is_named() {
+fn each_problem_of_a_rule_names_its_path() {
     let problems = read(&json!([
         {"type": "Concurency", "matcher": {"kind": "k"}},
         {"type": "Concurency", "max_concurency": 0, "matcher": {"kind": "k", "status": "Pending"}},
@@ -53,7 +53,7 @@ fn every_problem_is_named() {
         problems,
         [
             "[0].rules[0].max_concurency: is required",
-            "[0].rules[1].matcher.status: must be Running: what is Claimed or Running is counted",
+            "[0].rules[1].matcher.status: must be Running, which counts Claimed and Running tasks",
             "[0].rules[1].max_concurency: must be a whole number from 1 to 2147483647, not 0",
             "[0].rules[2].matcher.fields[0]: must be a string, not a number",
             "[0].rules[2].matcher.fields[2]: \"a\" is named twice",
@@ -69,20 +69,20 @@ fn every_problem_is_named() {
 }
 
 #[test]
-fn a_task_must_have_what_its_rules_compare() {
+fn a_task_must_have_the_fields_that_its_rules_compare() {
     let metadata = json!({"a": null});
-    let bearer = RuleTarget { metadata: Some(&metadata), has_expected_count: false };
+    let target = RuleTarget { metadata: Some(&metadata), has_expected_count: false };
     let rule = |fields: &[&str]| Rule::Concurrency { max: 1, matcher: matcher("k", fields) };
-    assert_eq!(bearer.problem(&rule(&[])), None);
-    assert_eq!(bearer.problem(&rule(&["a"])), None);
-    assert!(bearer.problem(&rule(&["a", "b"])).unwrap().contains("\"b\""));
+    assert_eq!(target.problem(&rule(&[])), None);
+    assert_eq!(target.problem(&rule(&["a"])), None);
+    assert!(target.problem(&rule(&["a", "b"])).unwrap().contains("\"b\""));
     let capacity = Rule::Capacity { max: 1, matcher: matcher("k", &[]) };
-    assert!(bearer.problem(&capacity).unwrap().contains("expected_count"));
-    assert_eq!(RuleTarget { has_expected_count: true, ..bearer }.problem(&capacity), None);
+    assert!(target.problem(&capacity).unwrap().contains("expected_count"));
+    assert_eq!(RuleTarget { has_expected_count: true, ..target }.problem(&capacity), None);
 }
 
 #[test]
-fn keys_are_equal_exactly_when_the_values_are() {
+fn slot_keys_are_equal_exactly_when_the_values_are() {
     let fields = ["a".to_owned(), "b".to_owned()];
     let key = |metadata: Value| key_of(&fields, Some(&metadata));
     assert_eq!(key(json!({"a": 1, "b": {"x": 1, "y": 2}})), key(json!({"c": 9, "b": {"y": 2.0, "x": 1}, "a": 1.0})));
@@ -97,7 +97,7 @@ fn keys_are_equal_exactly_when_the_values_are() {
 }
 
 #[test]
-fn of_several_limits_on_one_slot_the_lowest_counts() {
+fn the_lowest_of_several_limits_on_one_slot_counts() {
     let concurrency = |max| Rule::Concurrency { max, matcher: matcher("k", &[]) };
     let capacity = Rule::Capacity { max: 7, matcher: matcher("k", &[]) };
     let rules = [(concurrency(5), 2), (concurrency(3), 2), (capacity, 2), (concurrency(9), 1)];
@@ -110,7 +110,7 @@ fn of_several_limits_on_one_slot_the_lowest_counts() {
     );
 }
 
-fn gate(slot: i64, max_tasks: i32) -> SlotLimit {
+fn limit(slot: i64, max_tasks: i32) -> SlotLimit {
     SlotLimit { slot, max_tasks: Some(max_tasks), max_load: None }
 }
 
@@ -119,28 +119,28 @@ fn task(takes: &[i64], limits: &[SlotLimit]) -> Candidate {
 }
 
 #[test]
-fn as_many_start_as_there_is_room_and_those_behind_them_are_not_held_up() {
+fn blocked_tasks_do_not_hold_up_tasks_behind_them() {
     use Admission::{Blocked, Later, Starts};
-    let limited = task(&[1], &[gate(1, 2)]);
-    let free = task(&[], &[]);
+    let limited = task(&[1], &[limit(1, 2)]);
+    let unlimited = task(&[], &[]);
     let mut slots = BTreeMap::from([(1, Slot { used: 1, load: 0 })]);
-    let queue = [limited.clone(), limited.clone(), free.clone(), limited, free.clone(), free];
+    let queue = [limited.clone(), limited.clone(), unlimited.clone(), limited, unlimited.clone(), unlimited];
     assert_eq!(admit(&queue, &mut slots, 3), [Starts, Blocked, Starts, Blocked, Starts, Later]);
     assert_eq!(slots[&1].used, 2);
 }
 
 #[test]
-fn all_rules_have_to_pass_and_one_that_is_blocked_takes_nothing() {
+fn a_task_starts_only_if_all_its_rules_allow_it() {
     use Admission::{Blocked, Starts};
     let mut slots = BTreeMap::from([(1, Slot::default()), (2, Slot { used: 1, load: 0 })]);
-    let both = task(&[1, 2], &[gate(1, 1), gate(2, 1)]);
-    let one = task(&[1], &[gate(1, 1)]);
+    let both = task(&[1, 2], &[limit(1, 1), limit(2, 1)]);
+    let one = task(&[1], &[limit(1, 1)]);
     assert_eq!(admit(&[both.clone(), one, both], &mut slots, 9), [Blocked, Starts, Blocked]);
     assert_eq!((slots[&1].used, slots[&2].used), (1, 1));
 }
 
 #[test]
-fn capacity_is_what_is_left_to_do() {
+fn capacity_counts_the_remaining_work() {
     use Admission::{Blocked, Starts};
     let heavy = |remaining| Candidate {
         takes: vec![1],
@@ -148,17 +148,17 @@ fn capacity_is_what_is_left_to_do() {
         limits: vec![SlotLimit { slot: 1, max_tasks: None, max_load: Some(100) }],
     };
     let mut slots = BTreeMap::from([(1, Slot { used: 1, load: 40 })]);
-    // Below the limit before it starts, however much it brings.
+    // The load must be below the limit before the start, however much the task adds.
     assert_eq!(admit(&[heavy(59), heavy(500), heavy(0)], &mut slots, 9), [Starts, Starts, Blocked]);
     assert_eq!(slots[&1], Slot { used: 3, load: 599 });
 }
 
 #[test]
-fn tasks_without_the_rule_count_but_are_not_held_up() {
+fn tasks_without_the_rule_are_counted_but_not_blocked() {
     use Admission::{Blocked, Starts};
     let mut slots = BTreeMap::from([(1, Slot::default())]);
     let bare = task(&[1], &[]);
-    let ruled = task(&[1], &[gate(1, 2)]);
+    let ruled = task(&[1], &[limit(1, 2)]);
     assert_eq!(admit(&[bare.clone(), bare.clone(), ruled, bare], &mut slots, 9), [Starts, Starts, Blocked, Starts]);
     assert_eq!(slots[&1].used, 3);
 }

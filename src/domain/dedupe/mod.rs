@@ -1,4 +1,5 @@
-//! Which tasks of a request are new, and on what those depend that named one that is not.
+//! Deduplication: which tasks of a request are new. A dependency on a task that is not new becomes one on the existing
+//! task.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,7 +9,7 @@ use super::matcher;
 use super::request::new_task::{NewTask, compared_lists};
 use super::task::status::Status;
 
-/// A task that is there already, and that a new one would only repeat.
+/// A stored task that a matcher of a new task finds. The new task is not created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ExistingTask {
     pub id: Uuid,
@@ -16,90 +17,93 @@ pub struct ExistingTask {
 }
 
 impl ExistingTask {
-    /// Of several, one that is alive, and the newest of those.
-    pub fn best(twins: impl Iterator<Item = ExistingTask>) -> Option<ExistingTask> {
-        twins.max_by_key(|twin| (!twin.status.is_terminal(), twin.id))
+    /// Returns the newest alive task, or the newest of all if none is alive.
+    pub fn best(found: impl Iterator<Item = ExistingTask>) -> Option<ExistingTask> {
+        found.max_by_key(|task| (!task.status.is_terminal(), task.id))
     }
 }
 
-/// What a new task depends on.
+/// A task that a new task depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Parent {
     Existing(ExistingTask),
-    /// By its place in the plan.
+    /// A task of the same plan, by its index.
     New(usize),
 }
 
-/// A task that is to be stored.
+/// A task to store.
 #[derive(Debug)]
 pub struct Planned<'a> {
     pub task: &'a NewTask,
-    /// In the request.
+    /// Position in the request.
     pub position: usize,
-    /// With whether their success is required.
+    /// Each parent, with whether its success is required.
     pub parents: BTreeMap<Parent, bool>,
     pub has_children: bool,
-    /// As it will be when all is stored.
+    /// The status after the whole plan is stored and its failures have propagated.
     pub status: Status,
 }
 
 impl Planned<'_> {
-    /// A parent that was there had ended badly: the task falls as soon as it is stored, and others with it.
+    /// Whether a required existing parent has ended badly. Then the task fails as soon as it is stored, and its
+    /// children with it.
     pub fn is_lost(&self) -> bool {
         self.parents
             .iter()
-            .any(|(parent, required)| *required && matches!(parent, Parent::Existing(t) if bad(t.status)))
+            .any(|(parent, required)| *required && matches!(parent, Parent::Existing(t) if ended_badly(t.status)))
     }
 
-    /// Parents that have not ended when it is stored; those that fall with the new tasks fall after that.
+    /// Returns the number of parents that have not ended when the task is stored. New parents that fail at once fail
+    /// only after that.
     pub fn wait_count(&self) -> usize {
-        let open = |parent: &&Parent| !matches!(parent, Parent::Existing(twin) if twin.status.is_terminal());
+        let open = |parent: &&Parent| !matches!(parent, Parent::Existing(task) if task.status.is_terminal());
         self.parents.keys().filter(open).count()
     }
 
-    /// In which status it is stored.
+    /// Returns the status in which the task is stored.
     pub fn stored_as(&self) -> Status {
         if self.wait_count() > 0 || self.is_lost() { Status::Waiting } else { Status::Pending }
     }
 }
 
-fn bad(status: Status) -> bool {
+fn ended_badly(status: Status) -> bool {
     status.outcome().is_some_and(|outcome| !outcome.is_success())
 }
 
-/// `twins`: for each task what was there already, as far as anybody looked. Tasks of the request count for those
-/// after them.
-pub fn plan<'a>(tasks: &'a [NewTask], twins: &[Option<ExistingTask>]) -> Vec<Planned<'a>> {
-    let mut here = Here::new(tasks);
+/// Plans which tasks of a request to store. `existing` holds, for each task, the stored task that its matchers found. A
+/// task can also match an earlier task of the same request.
+pub fn plan<'a>(tasks: &'a [NewTask], existing: &[Option<ExistingTask>]) -> Vec<Planned<'a>> {
+    let mut planned_by_key = PlannedByKey::new(tasks);
     let mut planned: Vec<Planned> = Vec::with_capacity(tasks.len());
-    let mut became: Vec<Parent> = Vec::with_capacity(tasks.len());
+    // For each task of the request, the task that stands for it.
+    let mut resolved: Vec<Parent> = Vec::with_capacity(tasks.len());
     for (position, task) in tasks.iter().enumerate() {
-        let twin = match (here.twin_of(task), twins.get(position).copied().flatten()) {
-            (Some((_, status)), Some(twin)) if status.is_terminal() && !twin.status.is_terminal() => {
-                Some(Parent::Existing(twin))
+        let duplicate_of = match (planned_by_key.find(task), existing.get(position).copied().flatten()) {
+            (Some((_, status)), Some(stored)) if status.is_terminal() && !stored.status.is_terminal() => {
+                Some(Parent::Existing(stored))
             }
-            (Some((at, _)), _) => Some(Parent::New(at)),
-            (None, twin) => twin.map(Parent::Existing),
+            (Some((index, _)), _) => Some(Parent::New(index)),
+            (None, stored) => stored.map(Parent::Existing),
         };
-        if let Some(twin) = twin {
-            became.push(twin);
+        if let Some(original) = duplicate_of {
+            resolved.push(original);
             continue;
         }
         let mut parents = BTreeMap::new();
         for dependency in &task.dependencies {
-            // Two of them may have become the same task.
-            *parents.entry(became[dependency.parent]).or_default() |= dependency.requires_success;
+            // Two dependencies may resolve to the same task.
+            *parents.entry(resolved[dependency.parent]).or_default() |= dependency.requires_success;
         }
         let (mut lost, mut open) = (false, false);
         for (parent, required) in &parents {
             let status = match parent {
-                Parent::Existing(twin) => twin.status,
-                Parent::New(at) => {
-                    planned[*at].has_children = true;
-                    planned[*at].status
+                Parent::Existing(stored) => stored.status,
+                Parent::New(index) => {
+                    planned[*index].has_children = true;
+                    planned[*index].status
                 }
             };
-            lost |= *required && bad(status);
+            lost |= *required && ended_badly(status);
             open |= !status.is_terminal();
         }
         let status = match (lost, open) {
@@ -107,41 +111,43 @@ pub fn plan<'a>(tasks: &'a [NewTask], twins: &[Option<ExistingTask>]) -> Vec<Pla
             (false, true) => Status::Waiting,
             (false, false) => Status::Pending,
         };
-        here.add(task, planned.len(), status);
-        became.push(Parent::New(planned.len()));
+        planned_by_key.add(task, planned.len(), status);
+        resolved.push(Parent::New(planned.len()));
         planned.push(Planned { task, position, parents, has_children: false, status });
     }
     planned
 }
 
-/// The new tasks of a request, by whatever others of it may be compared by.
-struct Here<'a> {
+/// The planned tasks by the keys that the matchers of later tasks of the request compare.
+struct PlannedByKey<'a> {
     lists: HashMap<&'a str, BTreeSet<&'a [String]>>,
+    /// The index of the newest task of each key and status.
     newest: HashMap<String, [Option<usize>; 9]>,
 }
 
-impl<'a> Here<'a> {
-    fn new(tasks: &'a [NewTask]) -> Here<'a> {
-        Here { lists: compared_lists(tasks), newest: HashMap::new() }
+impl<'a> PlannedByKey<'a> {
+    fn new(tasks: &'a [NewTask]) -> PlannedByKey<'a> {
+        PlannedByKey { lists: compared_lists(tasks), newest: HashMap::new() }
     }
 
-    fn add(&mut self, task: &NewTask, at: usize, status: Status) {
+    fn add(&mut self, task: &NewTask, index: usize, status: Status) {
         for list in self.lists.get(task.kind.as_str()).into_iter().flatten() {
             if let Some(key) = matcher::key(&task.kind, list, task.metadata.as_ref()) {
-                self.newest.entry(key).or_default()[status.index()] = Some(at);
+                self.newest.entry(key).or_default()[status.index()] = Some(index);
             }
         }
     }
 
-    fn twin_of(&self, task: &NewTask) -> Option<(usize, Status)> {
+    /// Finds the newest alive task that a matcher of `task` accepts, or the newest of all if none is alive.
+    fn find(&self, task: &NewTask) -> Option<(usize, Status)> {
         let fitting = task.dedupe_strategy.iter().filter_map(|matcher| {
             let key = matcher::key(&matcher.kind, &matcher.fields, task.metadata.as_ref())?;
             let newest = self.newest.get(&key)?;
             let fits = Status::ALL.into_iter().filter(|status| matcher.accepts(*status));
             fits.filter_map(|status| Some((newest[status.index()]?, status)))
-                .max_by_key(|(at, status)| (!status.is_terminal(), *at))
+                .max_by_key(|(index, status)| (!status.is_terminal(), *index))
         });
-        fitting.max_by_key(|(at, status)| (!status.is_terminal(), *at))
+        fitting.max_by_key(|(index, status)| (!status.is_terminal(), *index))
     }
 }
 

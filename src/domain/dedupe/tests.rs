@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::domain::matcher::values;
-use crate::domain::request::new_task::{MOST_LISTS, read_batch};
+use crate::domain::request::new_task::{MAX_FIELD_LISTS, read_batch};
 use crate::domain::sample::LIMITS;
 
 use Status::{Canceled, Failure, Pending, Running, Success, Waiting};
@@ -13,35 +13,35 @@ fn read(body: Value) -> Vec<NewTask> {
     read_batch(body.to_string().as_bytes(), &LIMITS).unwrap().tasks
 }
 
-/// A task of which there is one for each `n`.
-fn one(id: &str, n: i32, needs: &[(&str, bool)]) -> Value {
+/// A task that is created once for each `n`.
+fn unique(id: &str, n: i32, needs: &[(&str, bool)]) -> Value {
     let mut task = plain(id, n, needs);
     task["dedupe_strategy"] = json!([{"fields": ["n"]}]);
     task
 }
 
-/// The same, but it is created whatever there is.
+/// A task without a dedupe strategy.
 fn plain(id: &str, n: i32, needs: &[(&str, bool)]) -> Value {
     let needs: Vec<Value> =
         needs.iter().map(|(id, required)| json!({"id": id, "requires_success": required})).collect();
     json!({"id": id, "name": id, "kind": "k", "metadata": {"n": n}, "dependencies": needs})
 }
 
-fn twin(n: u128, status: Status) -> ExistingTask {
+fn existing(n: u128, status: Status) -> ExistingTask {
     ExistingTask { id: Uuid::from_u128(n), status }
 }
 
 /// Name, status and parents.
 type Shown = (String, Status, Vec<(Parent, bool)>);
 
-/// What is to be stored.
+/// Shows the planned tasks.
 fn shown(planned: &[Planned]) -> Vec<Shown> {
     let one = |p: &Planned| (p.task.name.clone(), p.status, p.parents.iter().map(|(p, r)| (*p, *r)).collect());
     planned.iter().map(one).collect()
 }
 
 #[test]
-fn without_a_strategy_everything_is_new() {
+fn tasks_without_a_dedupe_strategy_are_all_new() {
     let tasks =
         read(json!([plain("a", 1, &[]), plain("b", 1, &[("a", true)]), plain("c", 1, &[("a", false), ("b", true)])]));
     let planned = plan(&tasks, &[]);
@@ -58,7 +58,7 @@ fn without_a_strategy_everything_is_new() {
 }
 
 #[test]
-fn children_of_what_was_there_go_by_its_status() {
+fn children_of_an_existing_task_depend_on_its_status() {
     let cases = [
         (Running, [Waiting, Waiting], 1, false),
         (Status::RetryPending, [Waiting, Waiting], 1, false),
@@ -66,11 +66,11 @@ fn children_of_what_was_there_go_by_its_status() {
         (Failure, [Failure, Pending], 0, true),
         (Canceled, [Failure, Pending], 0, true),
     ];
-    let tasks = read(json!([one("a", 1, &[]), plain("b", 2, &[("a", true)]), plain("c", 3, &[("a", false)])]));
+    let tasks = read(json!([unique("a", 1, &[]), plain("b", 2, &[("a", true)]), plain("c", 3, &[("a", false)])]));
     for (status, expected, open, lost) in cases {
-        let there = twin(7, status);
-        let planned = plan(&tasks, &[Some(there), None, None]);
-        let parent = Parent::Existing(there);
+        let stored = existing(7, status);
+        let planned = plan(&tasks, &[Some(stored), None, None]);
+        let parent = Parent::Existing(stored);
         assert_eq!(
             shown(&planned),
             [("b".into(), expected[0], vec![(parent, true)]), ("c".into(), expected[1], vec![(parent, false)])]
@@ -83,32 +83,32 @@ fn children_of_what_was_there_go_by_its_status() {
 }
 
 #[test]
-fn a_fall_goes_on_to_the_children_of_the_new_tasks() {
+fn a_failed_existing_parent_fails_new_descendants() {
     let tasks = read(json!([
-        one("a", 1, &[]),
+        unique("a", 1, &[]),
         plain("b", 2, &[("a", true)]),
         plain("c", 3, &[("b", true)]),
         plain("d", 4, &[("c", false)]),
         plain("e", 5, &[("c", false), ("d", true)]),
     ]));
-    let planned = plan(&tasks, &[Some(twin(7, Failure))]);
+    let planned = plan(&tasks, &[Some(existing(7, Failure))]);
     let statuses: Vec<Status> = planned.iter().map(|p| p.status).collect();
     assert_eq!(statuses, [Failure, Failure, Pending, Waiting]);
-    // They are stored as if nothing had happened yet, and only one of them begins to fall.
+    // They are stored as if the parent had not failed yet, and only one of them fails first.
     assert_eq!(planned.iter().map(Planned::wait_count).collect::<Vec<_>>(), [0, 1, 1, 2]);
     assert_eq!(planned.iter().map(Planned::is_lost).collect::<Vec<_>>(), [true, false, false, false]);
     assert!(planned.iter().all(|p| p.stored_as() == Waiting));
 }
 
 #[test]
-fn tasks_of_the_request_count_for_those_after_them() {
+fn a_task_can_duplicate_an_earlier_task_of_its_request() {
     let tasks = read(json!([
         plain("a", 1, &[]),
-        one("a2", 1, &[]),
+        unique("a2", 1, &[]),
         plain("b", 2, &[("a2", true)]),
-        one("c", 3, &[]),
+        unique("c", 3, &[]),
         plain("c2", 3, &[]),
-        one("c3", 3, &[("b", true)]),
+        unique("c3", 3, &[("b", true)]),
         plain("d", 4, &[("c3", false), ("c2", true), ("a", false)]),
         plain("e", 5, &[("a", false), ("a2", true)]),
     ]));
@@ -119,7 +119,7 @@ fn tasks_of_the_request_count_for_those_after_them() {
         ("b".into(), Waiting, vec![(new(0), true)]),
         ("c".into(), Pending, vec![]),
         ("c2".into(), Pending, vec![]),
-        // The newest of them; what two dependencies have become is needed as either needs it.
+        // `c3` resolves to the newest match. Of two dependencies on one task, the stricter one counts.
         ("d".into(), Waiting, vec![(new(0), false), (new(3), true)]),
         ("e".into(), Waiting, vec![(new(0), true)]),
     ];
@@ -128,38 +128,41 @@ fn tasks_of_the_request_count_for_those_after_them() {
 }
 
 #[test]
-fn two_dependencies_on_the_same_task_are_one() {
-    let tasks = read(json!([one("a", 1, &[]), one("b", 1, &[]), plain("c", 2, &[("a", false), ("b", true)])]));
-    let there = twin(7, Running);
-    let planned = plan(&tasks, &[Some(there), Some(there), None]);
-    assert_eq!(shown(&planned), [("c".into(), Waiting, vec![(Parent::Existing(there), true)])]);
+fn two_dependencies_on_the_same_existing_task_become_one() {
+    let tasks = read(json!([unique("a", 1, &[]), unique("b", 1, &[]), plain("c", 2, &[("a", false), ("b", true)])]));
+    let stored = existing(7, Running);
+    let planned = plan(&tasks, &[Some(stored), Some(stored), None]);
+    assert_eq!(shown(&planned), [("c".into(), Waiting, vec![(Parent::Existing(stored), true)])]);
     assert_eq!(planned[0].wait_count(), 1);
 }
 
 #[test]
-fn what_is_alive_is_preferred_then_what_is_new() {
-    let found = [twin(1, Success), twin(3, Running), twin(2, Waiting), twin(4, Failure)];
-    assert_eq!(ExistingTask::best(found.into_iter()), Some(twin(3, Running)));
-    assert_eq!(ExistingTask::best([twin(1, Success), twin(4, Failure)].into_iter()), Some(twin(4, Failure)));
+fn the_newest_alive_match_is_preferred() {
+    let found = [existing(1, Success), existing(3, Running), existing(2, Waiting), existing(4, Failure)];
+    assert_eq!(ExistingTask::best(found.into_iter()), Some(existing(3, Running)));
+    assert_eq!(
+        ExistingTask::best([existing(1, Success), existing(4, Failure)].into_iter()),
+        Some(existing(4, Failure))
+    );
     assert_eq!(ExistingTask::best([].into_iter()), None);
 
     let strategy = json!([{"status": "Failure"}, {"status": "Success"}, {}]);
     let mut tasks =
-        json!([one("x", 1, &[]), plain("a", 2, &[("x", true)]), plain("b", 2, &[]), plain("c", 3, &[("b", true)])]);
+        json!([unique("x", 1, &[]), plain("a", 2, &[("x", true)]), plain("b", 2, &[]), plain("c", 3, &[("b", true)])]);
     tasks[2]["dedupe_strategy"] = strategy;
     let tasks = read(tasks);
-    // `a` falls at once, because of what `x` is; `b` finds it, and another one.
-    let chosen = |there: Option<ExistingTask>| {
-        let planned = plan(&tasks, &[Some(twin(9, Failure)), None, there, None]);
+    // `a` fails at once, because `x` has failed; `b` matches `a` and a stored task.
+    let chosen = |stored: Option<ExistingTask>| {
+        let planned = plan(&tasks, &[Some(existing(9, Failure)), None, stored, None]);
         planned.last().unwrap().parents.keys().next().copied().unwrap()
     };
     assert_eq!(chosen(None), Parent::New(0));
-    assert_eq!(chosen(Some(twin(5, Success))), Parent::New(0));
-    assert_eq!(chosen(Some(twin(5, Running))), Parent::Existing(twin(5, Running)));
+    assert_eq!(chosen(Some(existing(5, Success))), Parent::New(0));
+    assert_eq!(chosen(Some(existing(5, Running))), Parent::Existing(existing(5, Running)));
 }
 
 #[test]
-fn a_request_compares_by_so_many_lists_at_most() {
+fn a_request_compares_tasks_of_a_kind_by_at_most_20_field_lists() {
     let metadata: Value = (0..8).map(|n| (format!("f{n}"), json!(n))).collect::<serde_json::Map<_, _>>().into();
     let list =
         |bits: usize| -> Vec<String> { (0..8).filter(|n| bits >> n & 1 == 1).map(|n| format!("f{n}")).collect() };
@@ -170,12 +173,12 @@ fn a_request_compares_by_so_many_lists_at_most() {
         };
         (0..count).collect::<Vec<_>>().chunks(10).map(task).collect::<Vec<_>>()
     };
-    assert!(read_batch(json!(tasks(MOST_LISTS)).to_string().as_bytes(), &LIMITS).is_ok());
-    let mut other_kind = tasks(MOST_LISTS);
+    assert!(read_batch(json!(tasks(MAX_FIELD_LISTS)).to_string().as_bytes(), &LIMITS).is_ok());
+    let mut other_kind = tasks(MAX_FIELD_LISTS);
     other_kind.push(json!({"name": "n", "kind": "j", "metadata": metadata, "dedupe_strategy": [{"fields": ["f7"]}]}));
     assert!(read_batch(json!(other_kind).to_string().as_bytes(), &LIMITS).is_ok());
     assert_eq!(
-        read_batch(json!({"tasks": tasks(MOST_LISTS + 1)}).to_string().as_bytes(), &LIMITS).unwrap_err(),
+        read_batch(json!({"tasks": tasks(MAX_FIELD_LISTS + 1)}).to_string().as_bytes(), &LIMITS).unwrap_err(),
         ["tasks: dedupe_strategy must compare tasks of the kind \"k\" by at most 20 different lists of fields"]
     );
 }
@@ -183,9 +186,9 @@ fn a_request_compares_by_so_many_lists_at_most() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Against the plainest rule: look at every earlier task that was created.
+    /// Compares the plan with the plainest rule: look at every earlier task that was created.
     #[test]
-    fn within_a_request_a_task_is_skipped_if_and_only_if_a_matcher_finds_one(
+    fn a_task_is_skipped_exactly_when_a_matcher_finds_an_earlier_one(
         raw in prop::collection::vec(
             (0..2usize, 0..2i32, 0..2i32, prop::collection::vec((0..3usize, 0..3usize, 0..4usize), 0..3), any::<bool>()),
             1..12,

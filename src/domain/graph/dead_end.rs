@@ -1,4 +1,4 @@
-//! Dead ends: tasks on which nothing alive depends any more, found upward from tasks that ended badly.
+//! Dead ends: tasks on which no alive task depends any more. The search goes upward from tasks that ended badly.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -7,16 +7,16 @@ use uuid::Uuid;
 use crate::domain::task::Task;
 use crate::domain::task::lifecycle::{Event, Moment, Transition, decide};
 
-/// A dependency as seen from below, of whatever kind.
+/// A dependency as seen from the child, required or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upward {
     pub child: Uuid,
     pub parent: Uuid,
-    /// No barrier: the parent is told of a bad end.
+    /// Whether a bad end of the child counts for the parent. False if the child is a barrier.
     pub tells: bool,
 }
 
-/// How many children of each ancestor are alive as far as they are ancestors themselves.
+/// Counts, for each ancestor, the alive children that are ancestors themselves.
 pub fn alive_among(links: &[Upward], ancestors: &[Task]) -> BTreeMap<Uuid, i64> {
     let alive: HashSet<Uuid> = ancestors.iter().filter(|t| !t.status.is_terminal()).map(|t| t.id).collect();
     let mut counts: BTreeMap<Uuid, i64> = ancestors.iter().map(|task| (task.id, 0)).collect();
@@ -28,10 +28,12 @@ pub fn alive_among(links: &[Upward], ancestors: &[Task]) -> BTreeMap<Uuid, i64> 
     counts
 }
 
-/// Cancels every ancestor of which a child has ended badly and none is alive, and then those above it. `ended` are the
-/// tasks that ended badly and tell their parents so; `links` must hold what leads from those and from `ancestors` up
-/// to `ancestors`, the locked rows of all who may be canceled. `alive` says how many children of each are alive; of one
-/// that has others than ancestors among them any number will do that is more than the ancestors alone.
+/// Cancels every ancestor that has no alive child and a child that ended badly, and then the ancestors above it.
+///
+/// `ended` are the tasks that ended badly and tell their parents. `ancestors` are the locked rows of all tasks that
+/// may be canceled, and `links` must hold every link from `ended` and `ancestors` up to `ancestors`. `alive` holds the
+/// number of alive children of each ancestor; where some of them are no ancestors, any number above that of
+/// [`alive_among`] will do.
 pub fn dead_ends(
     ended: &[Uuid],
     links: &[Upward],
@@ -49,7 +51,7 @@ pub fn dead_ends(
     let mut ending: Vec<Uuid> = ended.to_vec();
     while let Some(child) = ending.pop() {
         for Upward { parent, tells, .. } in above.remove(&child).unwrap_or_default() {
-            // One of `ended` is not among the alive any more; one that falls here was counted.
+            // `alive` does not count the tasks in `ended` any more, but still counts those that are canceled here.
             if let (true, Some(count)) = (canceled.contains_key(&child), alive.get_mut(&parent)) {
                 *count -= 1;
             }

@@ -1,5 +1,6 @@
-//! JSON as text. A tree of values takes up to 16 times the memory of its text, so a value that is only handed through
-//! never becomes one. Measures how large JSON is, too. Knows nothing of what the values mean.
+//! JSON that is kept as text, and the size of JSON. A parsed tree takes up to 16 times the memory of its text, so
+//! values that the service only passes on are never parsed into one. This module knows nothing of what the values
+//! mean.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -13,8 +14,9 @@ use serde_json::{Map, Value};
 
 use super::request::problems::{Problems, refuse_nul};
 
-/// How deep a handed-through value may be nested. Below the parser's own limit of 128, with room for what surrounds it.
-const DEEPEST: usize = 120;
+/// The deepest nesting of a value that the service passes on. Below the parser's own limit of 128, which leaves room
+/// for the levels around the value.
+const MAX_DEPTH: usize = 120;
 
 /// One JSON value as its text, without whitespace between tokens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,11 +28,11 @@ impl RawJson {
         self.0.get()
     }
 
-    /// A value of a request. Refuses what a tree would not hold or PostgreSQL could not store.
+    /// Reads a value of a request. Refuses values that a tree could not hold or PostgreSQL could not store.
     pub fn read(text: &RawValue, path: &str, problems: &mut Problems) -> Option<RawJson> {
         let text = text.get();
         let mut parser = serde_json::Deserializer::from_str(text);
-        if let Err(error) = Sound(DEEPEST).deserialize(&mut parser) {
+        if let Err(error) = Validator(MAX_DEPTH).deserialize(&mut parser) {
             let mut found = Problems::default();
             if let Ok(tree) = serde_json::from_str(text) {
                 refuse_nul(&tree, path, &mut found);
@@ -57,16 +59,16 @@ impl PartialEq for RawJson {
     }
 }
 
-/// Reads a value to its end and keeps nothing of it; holds how many levels may follow.
-struct Sound(usize);
+/// Validates a value without keeping it. Holds how many more levels of nesting are allowed.
+struct Validator(usize);
 
-impl Sound {
-    fn below<E: serde::de::Error>(&self) -> Result<usize, E> {
-        self.0.checked_sub(1).ok_or_else(|| E::custom(format!("must not be nested deeper than {DEEPEST} levels")))
+impl Validator {
+    fn levels_left<E: serde::de::Error>(&self) -> Result<usize, E> {
+        self.0.checked_sub(1).ok_or_else(|| E::custom(format!("must not be nested deeper than {MAX_DEPTH} levels")))
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Sound {
+impl<'de> DeserializeSeed<'de> for Validator {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -74,7 +76,7 @@ impl<'de> DeserializeSeed<'de> for Sound {
     }
 }
 
-impl<'de> Visitor<'de> for Sound {
+impl<'de> Visitor<'de> for Validator {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -106,21 +108,21 @@ impl<'de> Visitor<'de> for Sound {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        let below = self.below()?;
-        while items.next_element_seed(Sound(below))?.is_some() {}
+        let levels = self.levels_left()?;
+        while items.next_element_seed(Validator(levels))?.is_some() {}
         Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
-        let below = self.below()?;
-        while entries.next_key_seed(Sound(below))?.is_some() {
-            entries.next_value_seed(Sound(below))?;
+        let levels = self.levels_left()?;
+        while entries.next_key_seed(Validator(levels))?.is_some() {
+            entries.next_value_seed(Validator(levels))?;
         }
         Ok(())
     }
 }
 
-/// An object whose fields are trees, but for those that stay text.
+/// A JSON object. Most of its fields are parsed into trees; selected fields stay text.
 #[derive(Default)]
 pub struct Object<'a> {
     pub trees: Map<String, Value>,
@@ -128,9 +130,9 @@ pub struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
-    /// `keep` says which fields stay text. Of a name that is there twice the last one counts.
-    pub fn read(text: &'a str, keep: impl Fn(&str) -> bool) -> serde_json::Result<Object<'a>> {
-        serde_json::Deserializer::from_str(text).deserialize_map(Entries(keep))
+    /// Reads an object. `keeps_text` selects the fields that stay text. If a name occurs twice, the last value counts.
+    pub fn read(text: &'a str, keeps_text: impl Fn(&str) -> bool) -> serde_json::Result<Object<'a>> {
+        serde_json::Deserializer::from_str(text).deserialize_map(Entries(keeps_text))
     }
 }
 
@@ -156,7 +158,7 @@ impl<'de, Keep: Fn(&str) -> bool> Visitor<'de> for Entries<Keep> {
     }
 }
 
-/// The items of an array, at most `most` of them, and how many there are.
+/// Returns the first items of an array, at most `most` of them, and the number of all its items.
 pub fn items(text: &str, most: usize) -> serde_json::Result<(Vec<&RawValue>, usize)> {
     serde_json::Deserializer::from_str(text).deserialize_seq(Items(most))
 }
@@ -184,7 +186,8 @@ impl<'de> Visitor<'de> for Items {
     }
 }
 
-/// An object without one of its fields, and with it again at the end. `None` if the text is no object.
+/// Sets a field of an object: removes every field of that name and appends the new value. Returns `None` if the text is
+/// not an object.
 pub fn with_field(object: &str, name: &str, value: &str) -> Option<String> {
     if !object.starts_with('{') {
         return None;
@@ -217,8 +220,8 @@ impl<'de> Visitor<'de> for Pairs {
     }
 }
 
-/// Writes a request so that the order of fields and whitespace make no difference: exactly as its tree would be written,
-/// but with no more than one item of its arrays in memory as a tree.
+/// Writes a request in a form that does not depend on whitespace or the order of fields: the text of its tree. Holds at
+/// most one item of an array in memory as a tree.
 pub fn write_canonical(text: &str, out: &mut impl io::Write) -> io::Result<()> {
     match text.trim_start().as_bytes().first() {
         Some(b'[') => {
@@ -262,20 +265,20 @@ fn write_tree(text: &str, out: &mut impl io::Write) -> io::Result<()> {
     Ok(serde_json::to_writer(out, &serde_json::from_str::<Value>(text)?)?)
 }
 
-/// The text without whitespace between tokens.
+/// Removes whitespace between tokens.
 fn compact(text: &str) -> String {
     let mut kept = Vec::with_capacity(text.len());
-    kept.extend(significant(text));
-    // Nothing but ASCII is left out.
+    kept.extend(significant_bytes(text));
+    // Only ASCII bytes are removed, so the text stays valid UTF-8.
     String::from_utf8(kept).unwrap_or_default()
 }
 
-/// How many bytes a JSON text has without whitespace between tokens.
+/// Returns the number of bytes of a JSON text without whitespace between tokens.
 pub fn compact_len(text: &str) -> usize {
-    significant(text).count()
+    significant_bytes(text).count()
 }
 
-fn significant(text: &str) -> impl Iterator<Item = u8> {
+fn significant_bytes(text: &str) -> impl Iterator<Item = u8> {
     let (mut in_string, mut escaped) = (false, false);
     text.bytes().filter(move |byte| {
         let keep = in_string || !byte.is_ascii_whitespace();
@@ -285,19 +288,19 @@ fn significant(text: &str) -> impl Iterator<Item = u8> {
     })
 }
 
-/// How many bytes a value has once it is stored as jsonb, without whitespace: PostgreSQL writes numbers out, `1e308` with
-/// 309 digits.
+/// Returns the number of bytes of a value that is stored as jsonb, without whitespace. PostgreSQL writes numbers out:
+/// `1e308` has 309 digits.
 pub fn stored_len(value: &Value) -> usize {
-    let mut count = Count(0);
-    let mut serializer = serde_json::Serializer::with_formatter(&mut count, WrittenOut);
-    // A count takes whatever it is given.
+    let mut count = ByteCounter(0);
+    let mut serializer = serde_json::Serializer::with_formatter(&mut count, PlainNumbers);
+    // Counting never fails.
     let _ = value.serialize(&mut serializer);
     count.0
 }
 
-struct Count(usize);
+struct ByteCounter(usize);
 
-impl io::Write for Count {
+impl io::Write for ByteCounter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0 += bytes.len();
         Ok(bytes.len())
@@ -308,12 +311,13 @@ impl io::Write for Count {
     }
 }
 
-/// Numbers without exponents.
-struct WrittenOut;
+/// Writes numbers without exponents.
+struct PlainNumbers;
 
-impl Formatter for WrittenOut {
+impl Formatter for PlainNumbers {
     fn write_f64<W: ?Sized + io::Write>(&mut self, out: &mut W, value: f64) -> io::Result<()> {
-        // Below, `serde_json` sends whole numbers with `.0`, which PostgreSQL keeps; above, with an exponent.
+        // `serde_json` writes whole numbers below 1e16 with `.0`, which PostgreSQL keeps, and larger ones with an
+        // exponent.
         if value.fract() == 0.0 && value.abs() < 1e16 { write!(out, "{value:.1}") } else { write!(out, "{value}") }
     }
 }

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn numbers_count_as_postgresql_writes_them() {
+fn stored_length_counts_numbers_as_postgresql_writes_them() {
     let cases = [
         ("{}", 2),
         ("[1, 2.5, -3]", 10),
@@ -24,7 +24,7 @@ fn numbers_count_as_postgresql_writes_them() {
 }
 
 #[test]
-fn whitespace_between_tokens_does_not_count() {
+fn compact_text_has_no_whitespace_between_tokens() {
     let cases = [
         ("1", "1"),
         (" [ 1 ,\t2 ]\r\n", "[1,2]"),
@@ -37,7 +37,7 @@ fn whitespace_between_tokens_does_not_count() {
 }
 
 #[test]
-fn a_canonical_text_is_that_of_the_tree() {
+fn canonical_text_equals_the_text_of_the_tree() {
     let texts = [
         "[]",
         "[ {\"b\": 1.0, \"a\": [1e5, {\"d\": 1, \"c\": 2}]}, 7 ]",
@@ -54,7 +54,7 @@ fn a_canonical_text_is_that_of_the_tree() {
 }
 
 #[test]
-fn items_past_the_most_are_counted() {
+fn items_beyond_the_limit_are_counted_but_not_kept() {
     let (kept, count) = items("[1, [2], {\"a\": 3}, 4]", 2).unwrap();
     assert_eq!((kept.iter().map(|item| item.get()).collect::<Vec<_>>(), count), (vec!["1", "[2]"], 4));
     assert_eq!(items("[1]", 2).unwrap().1, 1);
@@ -62,7 +62,7 @@ fn items_past_the_most_are_counted() {
 }
 
 #[test]
-fn some_fields_stay_text() {
+fn selected_fields_of_an_object_stay_text() {
     let object = Object::read("{\"a\": [1, 2], \"b\": [ 1 ], \"b\": [ 2 ]}", |name| name == "b").unwrap();
     assert_eq!((object.trees["a"].clone(), object.texts["b"].get()), (json!([1, 2]), "[ 2 ]"));
     assert!(Object::read("[]", |_| true).is_err());

@@ -1,5 +1,4 @@
-//! Matchers: which other tasks a task is compared with. Equal are those of one kind whose metadata has equal values in
-//! the fields that are named.
+//! Matchers: they find tasks of one kind whose metadata has equal values in the listed fields.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -10,17 +9,18 @@ use super::request::fields::{Fields, name_of, shown};
 use super::request::problems::Problems;
 use super::task::status::Status;
 
-const MOST_MATCHERS: usize = 10;
-const MOST_FIELDS: usize = 20;
-/// Characters of the name of a field.
-const LONGEST_NAME: usize = 255;
+const MAX_MATCHERS: usize = 10;
+const MAX_FIELDS: usize = 20;
+/// The most characters of a field name.
+const MAX_NAME_CHARS: usize = 255;
 
+/// A matcher of a `dedupe_strategy`: a task that it finds is the existing task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DedupeMatcher {
     pub kind: String,
-    /// `None`: any in which a task is alive.
+    /// `None` matches every status in which a task is alive.
     pub status: Option<Status>,
-    /// In order, each once; the metadata of the task that brings the matcher has all of them.
+    /// Sorted, without duplicates. The metadata of the task that carries the matcher has all of them.
     pub fields: Vec<String>,
 }
 
@@ -30,13 +30,13 @@ impl DedupeMatcher {
     }
 }
 
-/// The values of these fields; `None` where one is missing.
+/// Returns the values of these fields, or `None` if one is missing.
 pub fn values(fields: &[String], metadata: Option<&Value>) -> Option<Map<String, Value>> {
     fields.iter().map(|name| Some((name.clone(), metadata?.get(name)?.clone()))).collect()
 }
 
-/// One text for all tasks of the kind that are equal in these fields; `None` where one is missing. Values are equal
-/// that PostgreSQL takes for equal: the order of fields says nothing, and 1 is 1.0.
+/// Returns a text that is the same for all tasks of the kind with equal values in these fields, or `None` if one is
+/// missing. Values are equal if PostgreSQL considers them equal: the order of fields does not matter, and 1 equals 1.0.
 pub fn key(kind: &str, fields: &[String], metadata: Option<&Value>) -> Option<String> {
     let mut text = Value::from(kind).to_string();
     for name in fields {
@@ -49,7 +49,7 @@ pub fn key(kind: &str, fields: &[String], metadata: Option<&Value>) -> Option<St
 
 fn write_value(text: &mut String, value: &Value) {
     match value {
-        Value::Number(number) => text.push_str(&plain(number)),
+        Value::Number(number) => text.push_str(&normalized(number)),
         Value::Array(items) => {
             text.push('[');
             for item in items {
@@ -71,8 +71,8 @@ fn write_value(text: &mut String, value: &Value) {
     }
 }
 
-/// A number without anything that does not change it: `15e-1` for 1.5 and 1.50, `1e2` for 100 and 1e2.
-fn plain(number: &Number) -> String {
+/// Returns the shortest form of a number: `15e-1` for 1.5 and 1.50, `1e2` for 100 and 1e2.
+fn normalized(number: &Number) -> String {
     let text = number.to_string();
     let (sign, text) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
     let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
@@ -86,7 +86,7 @@ fn plain(number: &Number) -> String {
     }
 }
 
-/// The matchers of a new task of this kind and with this metadata.
+/// Reads the matchers of a new task of this kind and with this metadata.
 pub fn read_strategy(
     fields: &mut Fields,
     kind: &str,
@@ -95,15 +95,15 @@ pub fn read_strategy(
 ) -> Vec<DedupeMatcher> {
     let path = fields.path("dedupe_strategy");
     let items = fields.array("dedupe_strategy", problems).unwrap_or_default();
-    if items.len() > MOST_MATCHERS {
-        problems.add(path, format!("must have at most {MOST_MATCHERS} entries, not {}", items.len()));
+    if items.len() > MAX_MATCHERS {
+        problems.add(path, format!("must have at most {MAX_MATCHERS} entries, not {}", items.len()));
         return Vec::new();
     }
     let read = |(i, item)| read_matcher(item, &format!("{path}[{i}]"), kind, metadata, problems);
     items.into_iter().enumerate().filter_map(read).collect()
 }
 
-/// `kind` and `metadata` are those of the task that brings the matcher.
+/// Reads a matcher. `kind` and `metadata` are those of the task that carries it.
 pub fn read_matcher(
     value: Value,
     path: &str,
@@ -131,21 +131,21 @@ fn read_status(fields: &mut Fields, problems: &mut Problems) -> Option<Status> {
     status
 }
 
-/// The field `fields`: names of metadata fields, in order.
+/// Reads the field `fields`: sorted names of metadata fields.
 pub fn read_names(fields: &mut Fields, exists: impl Fn(&str) -> bool, problems: &mut Problems) -> Vec<String> {
     let path = fields.path("fields");
     let items = fields.array("fields", problems).unwrap_or_default();
-    if items.len() > MOST_FIELDS {
-        problems.add(path, format!("must have at most {MOST_FIELDS} entries, not {}", items.len()));
+    if items.len() > MAX_FIELDS {
+        problems.add(path, format!("must have at most {MAX_FIELDS} entries, not {}", items.len()));
         return Vec::new();
     }
     let mut names = BTreeSet::new();
     for (i, item) in items.into_iter().enumerate() {
         let path = format!("{path}[{i}]");
         match item {
-            Value::String(name) if name.chars().count() > LONGEST_NAME => {
+            Value::String(name) if name.chars().count() > MAX_NAME_CHARS => {
                 problems
-                    .add(path, format!("must have at most {LONGEST_NAME} characters, not {}", name.chars().count()));
+                    .add(path, format!("must have at most {MAX_NAME_CHARS} characters, not {}", name.chars().count()));
             }
             Value::String(name) if !exists(&name) => {
                 problems.add(path, format!("the metadata of the task has no field \"{name}\""));

@@ -22,7 +22,7 @@ fn matcher(kind: &str, status: Option<Status>, fields: &[&str]) -> DedupeMatcher
 }
 
 #[test]
-fn a_matcher_is_of_the_own_kind_and_finds_what_is_alive_unless_it_says_otherwise() {
+fn a_matcher_defaults_to_alive_tasks_of_its_own_kind() {
     assert_eq!(read(&json!([])).unwrap(), []);
     assert_eq!(read(&json!(null)).unwrap(), []);
     let found = read(&json!([
@@ -47,7 +47,7 @@ fn a_matcher_is_of_the_own_kind_and_finds_what_is_alive_unless_it_says_otherwise
 }
 
 #[test]
-fn every_problem_has_its_path() {
+fn each_problem_of_a_matcher_names_its_path() {
     let found = read(&json!([
         {"fields": ["a", "z", "a", 7, "x"]},
         {"kind": "", "status": "done", "feilds": []},
@@ -80,7 +80,7 @@ fn every_problem_has_its_path() {
 }
 
 #[test]
-fn values_are_those_of_the_named_fields() {
+fn values_contain_only_the_listed_fields() {
     let fields = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     let found = values(&fields(&["a", "c"]), Some(&metadata())).map(Value::Object);
     assert_eq!(found, Some(json!({"a": 1, "c": null})));
@@ -96,7 +96,7 @@ fn key_of(value: &str) -> String {
 }
 
 #[test]
-fn equal_values_have_equal_keys() {
+fn keys_are_equal_exactly_when_postgresql_values_are() {
     let classes: [&[&str]; 22] = [
         &["1", "1.0", "1e0", "10e-1", "0.1E1"],
         &["-1", "-1.00"],
@@ -131,7 +131,7 @@ fn equal_values_have_equal_keys() {
 }
 
 #[test]
-fn kinds_and_fields_do_not_run_into_each_other() {
+fn keys_separate_kinds_and_field_names() {
     let all = json!({"a": 1, "b": 1, "a\":1e0,\"b": 1, "": 1});
     let lists: [&[&str]; 5] = [&[], &["a"], &["b"], &["a", "b"], &["a\":1e0,\"b"]];
     let mut keys = BTreeSet::new();

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::problems::{Problems, refuse_nul_in_object};
 use crate::domain::json::{self, Object};
 
-/// An object that is being read. What nobody took by the end is unknown, and said so.
+/// An object that is being read. Readers take its fields out one by one; [`Fields::close`] reports the rest as unknown.
 pub struct Fields<'a> {
     path: String,
     map: Map<String, Value>,
@@ -32,11 +32,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Leaves fields as text where `keep` says so; [`Fields::text`] takes them.
+    /// Opens the text of an object. The fields that `keeps_text` selects stay text; [`Fields::text`] takes them.
     pub fn open_text(
         text: &'a RawValue,
         path: impl Into<String>,
-        keep: impl Fn(&str) -> bool,
+        keeps_text: impl Fn(&str) -> bool,
         problems: &mut Problems,
     ) -> Option<Fields<'a>> {
         let (text, path) = (text.get(), path.into());
@@ -44,7 +44,7 @@ impl<'a> Fields<'a> {
             problems.add(path, format!("must be an object, not {}", name_of_text(text)));
             return None;
         }
-        match Object::read(text, keep) {
+        match Object::read(text, keeps_text) {
             Ok(Object { trees: map, texts }) => {
                 refuse_nul_in_object(&map, &path, problems);
                 Some(Fields { path, map, texts })
@@ -56,9 +56,9 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Makes trees of the texts that are left, if they have at most `most` bytes together; otherwise drops them and
-    /// answers how many they have.
-    pub fn grow(&mut self, most: usize, problems: &mut Problems) -> Result<(), usize> {
+    /// Parses the remaining text fields into trees if they have at most `most` bytes in total. Otherwise drops them and
+    /// returns their size.
+    pub fn parse_texts(&mut self, most: usize, problems: &mut Problems) -> Result<(), usize> {
         let texts = std::mem::take(&mut self.texts);
         if texts.values().map(|text| text.get().len()).sum::<usize>() > most {
             let size = texts.iter().map(|(name, text)| name.len() + json::compact_len(text.get()) + 4).sum();
@@ -78,6 +78,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
+    /// Reports every field that was not taken as unknown.
     pub fn close(self, problems: &mut Problems) {
         for name in self.map.keys().chain(self.texts.keys()) {
             problems.add(self.path(name), "unknown field");
@@ -98,7 +99,7 @@ impl<'a> Fields<'a> {
         self.texts.remove(name).filter(|text| text.get() != "null")
     }
 
-    /// The items of an array that stayed text, at most `most` of them, and how many there are.
+    /// Takes out an array that stayed text. Returns its first items, at most `most` of them, and the number of all.
     pub fn texts(&mut self, name: &str, most: usize, problems: &mut Problems) -> Option<(Vec<&'a RawValue>, usize)> {
         let text = self.text(name)?.get();
         if !text.starts_with('[') {
@@ -185,12 +186,13 @@ impl<'a> Fields<'a> {
         parsed
     }
 
-    /// One of a few words, compared as they are.
+    /// Takes out a field that must be one of a few words, compared exactly.
     pub fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)], problems: &mut Problems) -> Option<T> {
         let value = self.take(name)?;
         self.pick(name, &value, choices, problems)
     }
 
+    /// Checks that a value is one of a few words, compared exactly.
     pub fn pick<T: Copy>(
         &self,
         name: &str,
@@ -206,12 +208,12 @@ impl<'a> Fields<'a> {
         found.map(|(_, value)| *value)
     }
 
-    /// Whether the field is there at all, be it null.
-    pub fn names(&self, name: &str) -> bool {
+    /// Whether the field is present, even if it is null.
+    pub fn contains(&self, name: &str) -> bool {
         self.map.contains_key(name) || self.texts.contains_key(name)
     }
 
-    /// Null counts as absent.
+    /// Whether the field is present and not null.
     pub fn has(&self, name: &str) -> bool {
         self.map.get(name).is_some_and(|v| !v.is_null()) || self.texts.get(name).is_some_and(|t| t.get() != "null")
     }
@@ -223,7 +225,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What PostgreSQL's timestamps can hold with room to add delays to.
+/// Whether PostgreSQL's timestamps can hold the time, with room to add delays.
 pub fn representable(at: &DateTime<Utc>) -> bool {
     (0..=253_402_300_799).contains(&at.timestamp())
 }
@@ -239,7 +241,7 @@ pub(in crate::domain) fn name_of(value: &Value) -> &'static str {
     }
 }
 
-/// The same of a value that is text.
+/// Names the type of a JSON text, as [`name_of`] does for a parsed value.
 fn name_of_text(text: &str) -> &'static str {
     match text.as_bytes().first() {
         Some(b'n') => "null",
@@ -266,7 +268,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn every_problem_is_named_with_its_path() {
+    fn each_problem_names_the_path_of_its_field() {
         let mut problems = Problems::default();
         let value =
             json!({"name": 7, "count": 1.5, "typo": 1, "when": "yesterday", "text": "a\0b", "deep": [{"x": "\0"}]});

@@ -1,5 +1,5 @@
-//! Requests: each reader takes JSON and answers either a value that obeys every limit or all problems at once, each with
-//! the path of its field.
+//! Readers of requests. Each reader takes JSON and returns either a value that obeys every limit or all problems at
+//! once, each with the path of its field.
 
 pub mod fields;
 pub mod new_action;

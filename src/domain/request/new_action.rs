@@ -1,4 +1,5 @@
-//! Actions of requests and of answers to `on_start`, from JSON to values that obey every limit. Their bodies stay text.
+//! Reads the actions of requests and of answers to `on_start` and checks them against every limit. Their bodies stay
+//! text.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +11,21 @@ use super::problems::Problems;
 use crate::domain::json::{self, Object, RawJson};
 use crate::domain::webhook::{Action, ActionKind, RESERVED_HEADERS, Verb, WebhookParams};
 
-/// Names that make an object of an answer look like an action.
-const MARKS: [&str; 3] = ["kind", "params", "url"];
-/// Characters of the reason why an answered action is ignored.
-const LONGEST_REASON: usize = 500;
+/// An object in an answer counts as an action if it has one of these fields.
+const ACTION_FIELDS: [&str; 3] = ["kind", "params", "url"];
+/// The most characters of the reason why the action of an answer is ignored.
+const MAX_REASON_CHARS: usize = 500;
 
-/// What is asked of an action.
+/// Where an action comes from, which decides how strictly it is read.
 #[derive(Clone, Copy)]
-enum From {
-    /// At most so many bytes, and no unknown fields.
+enum Source {
+    /// The action has at most `most` bytes and no unknown fields.
     Request { most: usize },
-    /// Unknown fields are the receiver's own business.
+    /// Unknown fields are ignored: they are for the receiver's own use.
     Answer,
 }
 
-/// The actions of a list, at most `count` of them with `bytes` each, and how many there are.
+/// Reads a list of actions: the first ones, at most `count`, with at most `bytes` each. Also returns the number of all.
 pub(in crate::domain) fn read_actions(
     fields: &mut Fields,
     name: &str,
@@ -32,9 +33,9 @@ pub(in crate::domain) fn read_actions(
     problems: &mut Problems,
 ) -> (Vec<Action>, usize) {
     let path = fields.path(name);
-    let Some((items, all)) = fields.texts(name, count, problems) else { return (Vec::new(), 0) };
-    let read = |(i, item)| read(item, &format!("{path}[{i}]"), From::Request { most: bytes }, problems);
-    (items.into_iter().enumerate().filter_map(read).collect(), all)
+    let Some((items, total)) = fields.texts(name, count, problems) else { return (Vec::new(), 0) };
+    let read = |(i, item)| read(item, &format!("{path}[{i}]"), Source::Request { most: bytes }, problems);
+    (items.into_iter().enumerate().filter_map(read).collect(), total)
 }
 
 pub(in crate::domain) fn read_action(
@@ -44,25 +45,25 @@ pub(in crate::domain) fn read_action(
     problems: &mut Problems,
 ) -> Option<Action> {
     let path = fields.path(name);
-    fields.text(name).and_then(|text| read(text, &path, From::Request { most }, problems))
+    fields.text(name).and_then(|text| read(text, &path, Source::Request { most }, problems))
 }
 
-/// An action as it may come back in the answer to `on_start`. The error says why something that looks like an action is
-/// none.
+/// Reads the action that an answer to `on_start` may contain. The error says why an object that looks like an action is
+/// invalid.
 pub fn read_answered_action(answer: &[u8]) -> Result<Option<Action>, String> {
     let text = match serde_json::from_slice::<&RawValue>(answer) {
         Ok(text) => text,
-        // Long answers are cut off.
+        // A long answer is cut off and so is not valid JSON; `params` shows that it contained an action.
         Err(error) if holds(answer, b"\"params\"") => return Err(format!("answer: is not valid JSON: {error}")),
         Err(_) => return Ok(None),
     };
     let object = if text.get().starts_with('{') { Object::read(text.get(), |_| true).ok() } else { None };
-    if !object.is_some_and(|object| MARKS.iter().any(|name| object.texts.contains_key(*name))) {
+    if !object.is_some_and(|object| ACTION_FIELDS.iter().any(|name| object.texts.contains_key(*name))) {
         return Ok(None);
     }
     let mut problems = Problems::default();
-    let action = read(text, "answer", From::Answer, &mut problems);
-    let reason = |problems: Vec<String>| problems.join("; ").chars().take(LONGEST_REASON).collect();
+    let action = read(text, "answer", Source::Answer, &mut problems);
+    let reason = |problems: Vec<String>| problems.join("; ").chars().take(MAX_REASON_CHARS).collect();
     problems.or(action).map(Some).map_err(reason)
 }
 
@@ -70,8 +71,8 @@ fn holds(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-fn read(text: &RawValue, path: &str, from: From, problems: &mut Problems) -> Option<Action> {
-    if let From::Request { most } = from
+fn read(text: &RawValue, path: &str, source: Source, problems: &mut Problems) -> Option<Action> {
+    if let Source::Request { most } = source
         && text.get().len() > most
         && let size = json::compact_len(text.get())
         && size > most
@@ -84,18 +85,18 @@ fn read(text: &RawValue, path: &str, from: From, problems: &mut Problems) -> Opt
     let kind = fields.choice("kind", &[("Webhook", ActionKind::Webhook)], problems);
     fields.require("params", problems);
     let params_path = fields.path("params");
-    let params = fields.text("params").and_then(|text| read_params(text, &params_path, from, problems));
-    close(fields, from, problems);
+    let params = fields.text("params").and_then(|text| read_params(text, &params_path, source, problems));
+    close(fields, source, problems);
     Some(Action { kind: kind?, params: params? })
 }
 
-fn close(fields: Fields, from: From, problems: &mut Problems) {
-    if matches!(from, From::Request { .. }) {
+fn close(fields: Fields, source: Source, problems: &mut Problems) {
+    if matches!(source, Source::Request { .. }) {
         fields.close(problems);
     }
 }
 
-fn read_params(text: &RawValue, path: &str, from: From, problems: &mut Problems) -> Option<WebhookParams> {
+fn read_params(text: &RawValue, path: &str, source: Source, problems: &mut Problems) -> Option<WebhookParams> {
     let mut fields = Fields::open_text(text, path, |name| !["url", "verb", "headers"].contains(&name), problems)?;
     let url = fields.required_string("url", 1..=2048, problems);
     if let Some(problem) = url.as_deref().and_then(url_problem) {
@@ -116,11 +117,11 @@ fn read_params(text: &RawValue, path: &str, from: From, problems: &mut Problems)
             }
         }
     }
-    close(fields, from, problems);
+    close(fields, source, problems);
     Some(WebhookParams { url: url?, verb: verb?, body: body.flatten(), headers: checked })
 }
 
-/// In any case: `Post`, `POST`, `post`.
+/// Reads the verb in any letter case: `Post`, `POST`, `post`.
 fn read_verb(fields: &mut Fields, problems: &mut Problems) -> Option<Verb> {
     fields.require("verb", problems);
     let value = fields.take("verb")?;
@@ -143,16 +144,16 @@ fn url_problem(text: &str) -> Option<String> {
 fn header_problem(name: &str, value: &Value) -> Option<String> {
     let token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     if name.is_empty() || !name.chars().all(token) {
-        return Some("is not a header name".into());
+        return Some("is not a valid header name".into());
     }
     if RESERVED_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
-        return Some("is set by the service itself".into());
+        return Some("is reserved for the service".into());
     }
     match value.as_str() {
         None => Some("must be a string".into()),
         Some(text) if text.len() > 8192 => Some("must have at most 8192 bytes".into()),
         Some(text) if !text.chars().all(|c| c == ' ' || c == '\t' || c.is_ascii_graphic()) => {
-            Some("must be visible ASCII".into())
+            Some("must contain only visible ASCII characters, spaces and tabs".into())
         }
         Some(_) => None,
     }

@@ -1,4 +1,4 @@
-//! Reads retry policies from JSON; what comes out obeys every limit.
+//! Reads retry policies and checks them against every limit.
 
 use std::ops::RangeInclusive;
 
@@ -10,7 +10,7 @@ use crate::domain::retry::RetryLimits;
 use crate::domain::retry::failure::Trigger;
 use crate::domain::retry::policy::{Delay, Policy, StatusPattern, Strategy};
 
-/// A policy that is a request of its own.
+/// Reads a request whose body is a policy: the default policy of a kind.
 pub fn read_default_policy(body: Value, limits: &RetryLimits) -> Result<Policy, Vec<String>> {
     let mut problems = Problems::default();
     refuse_nul(&body, "", &mut problems);
@@ -35,7 +35,7 @@ pub(in crate::domain) fn read_policy(
     let no_retry_on_status = read_patterns(&mut fields, "no_retry_on_status", problems);
     for pattern in retry_on_status.iter().filter(|pattern| no_retry_on_status.contains(pattern)) {
         let text = String::from(*pattern);
-        problems.add(fields.path("no_retry_on_status"), format!("\"{text}\" is in retry_on_status too"));
+        problems.add(fields.path("no_retry_on_status"), format!("\"{text}\" is also in retry_on_status"));
     }
     let expires = fields.integer("expires_after_secs", 1..=i64::from(i32::MAX), problems);
     fields.close(problems);
@@ -51,60 +51,60 @@ pub(in crate::domain) fn read_policy(
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Named {
+enum StrategyType {
     Immediate,
     Exponential,
     Fixed,
     Custom,
 }
 
-/// Which fields belong to which strategy; one that belongs to another is a mistake, not a wish.
-const FIELDS: [(&str, Named); 5] = [
-    ("initial_delay_secs", Named::Exponential),
-    ("backoff_multiplier", Named::Exponential),
-    ("max_delay_secs", Named::Exponential),
-    ("delay_secs", Named::Fixed),
-    ("schedule", Named::Custom),
+/// The strategy that each field belongs to. A field of another strategy is refused as a mistake.
+const STRATEGY_FIELDS: [(&str, StrategyType); 5] = [
+    ("initial_delay_secs", StrategyType::Exponential),
+    ("backoff_multiplier", StrategyType::Exponential),
+    ("max_delay_secs", StrategyType::Exponential),
+    ("delay_secs", StrategyType::Fixed),
+    ("schedule", StrategyType::Custom),
 ];
 
 fn read_strategy(fields: &mut Fields, limits: &RetryLimits, problems: &mut Problems) -> Option<Strategy> {
     let words = [
-        ("immediate", Named::Immediate),
-        ("exponential_backoff", Named::Exponential),
-        ("fixed_delay", Named::Fixed),
-        ("custom", Named::Custom),
+        ("immediate", StrategyType::Immediate),
+        ("exponential_backoff", StrategyType::Exponential),
+        ("fixed_delay", StrategyType::Fixed),
+        ("custom", StrategyType::Custom),
     ];
     let given = fields.has("strategy");
     let named = match fields.choice("strategy", &words, problems) {
         Some(strategy) => strategy,
         None if given => {
-            for (field, _) in FIELDS {
+            for (field, _) in STRATEGY_FIELDS {
                 fields.take(field);
             }
             return None;
         }
-        None => Named::Exponential,
+        None => StrategyType::Exponential,
     };
-    for (field, belongs_to) in FIELDS {
+    for (field, belongs_to) in STRATEGY_FIELDS {
         if belongs_to != named && fields.take(field).is_some() {
             let name = words.iter().find(|(_, strategy)| *strategy == belongs_to).map_or("", |(name, _)| name);
-            problems.add(fields.path(field), format!("goes with strategy {name} only"));
+            problems.add(fields.path(field), format!("is allowed only with strategy {name}"));
         }
     }
     match named {
-        Named::Immediate => Some(Strategy::Immediate),
-        Named::Exponential => read_backoff(fields, limits, problems),
-        Named::Fixed => {
+        StrategyType::Immediate => Some(Strategy::Immediate),
+        StrategyType::Exponential => read_backoff(fields, limits, problems),
+        StrategyType::Fixed => {
             fields.require("delay_secs", problems);
-            let delay = fields.integer("delay_secs", delays(limits.max_delay_secs), problems)?;
+            let delay = fields.integer("delay_secs", delay_range(limits.max_delay_secs), problems)?;
             Some(Strategy::FixedDelay { delay_secs: delay.cast_unsigned() })
         }
-        Named::Custom => read_schedule(fields, limits, problems),
+        StrategyType::Custom => read_schedule(fields, limits, problems),
     }
 }
 
 fn read_backoff(fields: &mut Fields, limits: &RetryLimits, problems: &mut Problems) -> Option<Strategy> {
-    let range = delays(limits.max_delay_secs);
+    let range = delay_range(limits.max_delay_secs);
     let given_initial = fields.integer("initial_delay_secs", range.clone(), problems).map(i64::cast_unsigned);
     let given_max = fields.integer("max_delay_secs", range, problems).map(i64::cast_unsigned);
     let multiplier = fields.take("backoff_multiplier");
@@ -112,7 +112,7 @@ fn read_backoff(fields: &mut Fields, limits: &RetryLimits, problems: &mut Proble
     if !backoff_multiplier.is_some_and(|m| m.is_finite() && m >= 1.0) {
         problems.add(fields.path("backoff_multiplier"), "must be a number of at least 1.0");
     }
-    // A default gives way to a value that was given, never the other way round.
+    // A default yields to a given value, never the other way round.
     let max_delay_secs = given_max
         .unwrap_or_else(|| Policy::DEFAULT_MAX_DELAY_SECS.max(given_initial.unwrap_or(0)).min(limits.max_delay_secs));
     let initial_delay_secs = given_initial.unwrap_or(Policy::DEFAULT_INITIAL_DELAY_SECS.min(max_delay_secs));
@@ -135,7 +135,7 @@ fn read_schedule(fields: &mut Fields, limits: &RetryLimits, problems: &mut Probl
     Some(Strategy::Custom { schedule: schedule.into_iter().collect::<Option<_>>()? })
 }
 
-/// Its name, its length in seconds, and what it makes of a number.
+/// The name of a unit, its length in seconds, and the constructor of its delays.
 type Unit = (&'static str, u64, fn(u64) -> Delay);
 
 fn read_delay(item: Value, path: &str, limits: &RetryLimits, problems: &mut Problems) -> Option<Delay> {
@@ -146,7 +146,7 @@ fn read_delay(item: Value, path: &str, limits: &RetryLimits, problems: &mut Prob
     for (unit, secs, make) in units {
         count += usize::from(entry.has(unit));
         let most = limits.max_schedule_delay_secs / secs;
-        found = entry.integer(unit, delays(most), problems).map(|n| make(n.cast_unsigned())).or(found);
+        found = entry.integer(unit, delay_range(most), problems).map(|n| make(n.cast_unsigned())).or(found);
     }
     if count != 1 {
         problems.add(path, "must have exactly one of secs, hours and days");
@@ -186,8 +186,8 @@ fn read_retry_on(fields: &mut Fields, problems: &mut Problems) -> Vec<Trigger> {
     triggers
 }
 
-/// Seconds: where a delay is set, it is at least one.
-fn delays(most: u64) -> RangeInclusive<i64> {
+/// Returns the allowed range of a delay: at least 1.
+fn delay_range(most: u64) -> RangeInclusive<i64> {
     1..=i64::try_from(most).unwrap_or(i64::MAX)
 }
 

@@ -1,4 +1,4 @@
-//! Requests that create tasks, from JSON to values that obey every limit.
+//! Reads requests that create tasks and checks them against every limit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,10 +19,11 @@ use crate::domain::task::Flags;
 use crate::domain::task::status::Status;
 use crate::domain::webhook::{Action, Actions};
 
-/// Each list that tasks of a kind are compared by costs a look at every one of them in the request.
-pub const MOST_LISTS: usize = 20;
+/// The most lists of fields by which the tasks of one kind are compared. Each list costs a pass over all tasks of that
+/// kind in the request.
+pub const MAX_FIELD_LISTS: usize = 20;
 
-/// What the configuration allows a request to hold, and what it means where a request is silent.
+/// The limits of requests and the defaults for what they leave out, from the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestLimits {
     pub tasks_per_batch: usize,
@@ -30,12 +31,12 @@ pub struct RequestLimits {
     pub links_per_batch: usize,
     pub actions_per_task: usize,
     pub metadata_bytes: usize,
-    /// Of one action: URL, headers and body.
+    /// Bytes of one action: URL, headers and body.
     pub action_bytes: usize,
-    /// Of one task with all its actions.
+    /// Bytes of one task with all its actions.
     pub task_bytes: usize,
     pub retry: retry::RetryLimits,
-    /// Whether batches that do not say so have their dead ends canceled.
+    /// Whether to cancel dead ends in batches that do not say.
     pub dead_end_cancel: bool,
 }
 
@@ -45,10 +46,10 @@ pub struct NewBatch {
     pub on_batch_complete: Vec<Action>,
     pub scope: Option<String>,
     pub metadata: Option<Value>,
-    /// Of tasks that bring none.
+    /// The fair key of tasks that have none of their own.
     pub fair_key: Option<String>,
     pub dead_end_cancel: bool,
-    /// About how much of it there is to store.
+    /// Approximate number of bytes to store.
     pub bytes: usize,
 }
 
@@ -60,10 +61,10 @@ pub struct NewTask {
     pub metadata: Option<Value>,
     pub priority: i16,
     pub actions: Actions,
-    /// Positions of earlier tasks of the batch.
+    /// Dependencies on earlier tasks of the batch.
     pub dependencies: Vec<Dependency>,
     pub has_children: bool,
-    /// It is not created if one of these finds a task that is there already.
+    /// The task is not created if one of these matchers finds an existing task.
     pub dedupe_strategy: Vec<DedupeMatcher>,
     pub expected_count: Option<i32>,
     pub dead_end_barrier: bool,
@@ -77,27 +78,28 @@ pub struct NewTask {
 #[derive(Clone, Debug, PartialEq)]
 pub enum RetryChoice {
     Own(Policy),
-    /// Explicitly none, even if the kind has one.
+    /// Explicitly none, even if the kind has a default policy.
     OptOut,
-    /// Not a word: the default of the kind, if there is one.
+    /// Not given: the default policy of the kind, if there is one.
     OfKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dependency {
+    /// Position of the parent in the batch.
     pub parent: usize,
     pub requires_success: bool,
 }
 
 impl NewBatch {
-    /// Empty for a task without one.
+    /// Returns the fair key of a task, or an empty string if neither the task nor the batch has one.
     pub fn fair_key_of<'a>(&'a self, task: &'a NewTask) -> &'a str {
         task.fair_key.as_deref().or(self.fair_key.as_deref()).unwrap_or_default()
     }
 }
 
 impl NewTask {
-    /// `dead_end_cancel` is what its batch says.
+    /// Returns the flags of the task. `dead_end_cancel` is the setting of its batch.
     pub fn flags(&self, dead_end_cancel: bool) -> Flags {
         let tells_parents = dead_end_cancel && !self.dead_end_barrier && !self.dependencies.is_empty();
         let mut flags = Flags::default();
@@ -117,7 +119,7 @@ impl NewTask {
     }
 }
 
-/// Reads the body of a request that creates tasks; an empty one is `{}`.
+/// Reads the body of a request that creates tasks. An empty body counts as `{}`.
 pub fn read_batch(body: &[u8], limits: &RequestLimits) -> Result<NewBatch, Vec<String>> {
     let mut problems = Problems::default();
     let body = if body.is_empty() { b"{}" } else { body };
@@ -154,11 +156,12 @@ fn read_object(text: &RawValue, limits: &RequestLimits, problems: &mut Problems)
     let most = (limits.actions_per_task, limits.action_bytes);
     let (on_batch_complete, actions) = read_actions(&mut fields, "on_batch_complete", most, problems);
     if actions > limits.actions_per_task {
-        problems.add("on_batch_complete", format!("must have at most {} actions", limits.actions_per_task));
+        let most = limits.actions_per_task;
+        problems.add("on_batch_complete", format!("must have at most {most} actions, not {actions}"));
     }
-    if let Err(size) = fields.grow(limits.task_bytes, problems) {
+    if let Err(size) = fields.parse_texts(limits.task_bytes, problems) {
         let what = format!("must have at most {} bytes, not {size} (MAX_TASK_BYTES)", limits.task_bytes);
-        problems.add("", format!("beside tasks and on_batch_complete {what}"));
+        problems.add("", format!("the fields other than tasks and on_batch_complete {what}"));
     }
     let batch = NewBatch {
         tasks: read_tasks(&items, "tasks", limits, problems),
@@ -173,7 +176,8 @@ fn read_object(text: &RawValue, limits: &RequestLimits, problems: &mut Problems)
     Some(batch)
 }
 
-/// `items` are the first tasks, as many as are allowed, and how many there are.
+/// Reads the tasks of a batch. `items` are the first ones, at most as many as are allowed; `count` is the number of
+/// all.
 fn read_tasks(
     (items, count): &(Vec<&RawValue>, usize),
     path: &str,
@@ -190,7 +194,7 @@ fn read_tasks(
     let mut links = 0;
     for (i, item) in items.iter().enumerate() {
         let path = format!("{path}[{i}]");
-        if item.get().len() > limits.task_bytes && !is_small(item, &path, limits, problems) {
+        if item.get().len() > limits.task_bytes && !fits(item, &path, limits, problems) {
             continue;
         }
         let Some(mut fields) = Fields::open_text(item, &*path, is_action, problems) else { continue };
@@ -201,7 +205,7 @@ fn read_tasks(
         {
             problems.add(fields.path("id"), format!("\"{id}\" is used twice"));
         }
-        if let Some(size) = stored_size(item, &task, limits) {
+        if let Some(size) = stored_size_if_too_large(item, &task, limits) {
             problems.add(path, too_large(size, limits));
         }
         fields.close(problems);
@@ -217,9 +221,9 @@ fn read_tasks(
         let most = limits.links_per_batch;
         problems.add(path, format!("must have at most {most} dependencies in all, not {links} (MAX_LINKS_PER_BATCH)"));
     }
-    if let Some(kind) = too_mixed(&tasks) {
+    if let Some(kind) = kind_with_too_many_lists(&tasks) {
         let what = format!("dedupe_strategy must compare tasks of the kind \"{kind}\"");
-        problems.add(path, format!("{what} by at most {MOST_LISTS} different lists of fields"));
+        problems.add(path, format!("{what} by at most {MAX_FIELD_LISTS} different lists of fields"));
     }
     tasks
 }
@@ -228,9 +232,9 @@ fn is_action(name: &str) -> bool {
     ["on_start", "on_success", "on_failure", "on_retry"].contains(&name)
 }
 
-/// Whether a task, as it was sent, has few enough bytes. One that has not never becomes a tree; of its parts only the
-/// actions are looked at, which may be what is too large.
-fn is_small(text: &RawValue, path: &str, limits: &RequestLimits, problems: &mut Problems) -> bool {
+/// Whether the text of a task is small enough. A larger task is never parsed into a tree: only its actions are checked,
+/// because one of them may be what is too large.
+fn fits(text: &RawValue, path: &str, limits: &RequestLimits, problems: &mut Problems) -> bool {
     let size = json::compact_len(text.get());
     if size <= limits.task_bytes {
         return true;
@@ -248,8 +252,8 @@ fn too_large(size: usize, limits: &RequestLimits) -> String {
     format!("must have at most {} bytes, not {size} (MAX_TASK_BYTES)", limits.task_bytes)
 }
 
-/// The size of a task whose metadata makes it too large once its numbers are written out.
-fn stored_size(text: &RawValue, task: &NewTask, limits: &RequestLimits) -> Option<usize> {
+/// Returns the size of a task that is too large because PostgreSQL writes out the numbers of its metadata.
+fn stored_size_if_too_large(text: &RawValue, task: &NewTask, limits: &RequestLimits) -> Option<usize> {
     let metadata = task.metadata.as_ref()?;
     let stored = json::stored_len(metadata);
     if text.get().len() + stored <= limits.task_bytes {
@@ -259,7 +263,7 @@ fn stored_size(text: &RawValue, task: &NewTask, limits: &RequestLimits) -> Optio
     (size > limits.task_bytes).then_some(size)
 }
 
-/// The actions of a task, and how many of them are notifications.
+/// Reads the actions of a task. Also returns the number of its notifications.
 fn read_task_actions(fields: &mut Fields, limits: &RequestLimits, problems: &mut Problems) -> (Actions, usize) {
     let on_start = read_action(fields, "on_start", limits.action_bytes, problems);
     let most = (limits.actions_per_task, limits.action_bytes);
@@ -300,9 +304,9 @@ fn read_task(
         fair_key: fields.string("fair_key", 1..=255, problems),
     };
     task.dedupe_strategy = read_strategy(fields, &task.kind, task.metadata.as_ref(), problems);
-    let bearer = RuleTarget { metadata: task.metadata.as_ref(), has_expected_count: task.expected_count.is_some() };
+    let target = RuleTarget { metadata: task.metadata.as_ref(), has_expected_count: task.expected_count.is_some() };
     for (i, rule) in task.rules.iter().enumerate() {
-        if let Some(problem) = bearer.problem(rule) {
+        if let Some(problem) = target.problem(rule) {
             problems.add(fields.path(&format!("rules[{i}]")), problem);
         }
     }
@@ -310,14 +314,14 @@ fn read_task(
         let most = limits.actions_per_task;
         problems.add(
             fields.path("on_success"),
-            format!("and on_failure and on_retry must have at most {most} actions together"),
+            format!("with on_failure and on_retry must have at most {most} actions, not {notifications}"),
         );
     }
     task
 }
 
 fn read_retry(fields: &mut Fields, limits: &RequestLimits, problems: &mut Problems) -> RetryChoice {
-    if !fields.names("retry") {
+    if !fields.contains("retry") {
         return RetryChoice::OfKind;
     }
     let Some(value) = fields.take("retry") else { return RetryChoice::OptOut };
@@ -334,7 +338,8 @@ fn read_dependencies(
     let items = fields.array("dependencies", problems).unwrap_or_default();
     if items.len() > limits.dependencies_per_task {
         let most = limits.dependencies_per_task;
-        problems.add(path, format!("must have at most {most} entries (MAX_DEPENDENCIES_PER_TASK)"));
+        problems
+            .add(path, format!("must have at most {most} entries, not {} (MAX_DEPENDENCIES_PER_TASK)", items.len()));
         return Vec::new();
     }
     let mut dependencies: BTreeMap<usize, Dependency> = BTreeMap::new();
@@ -371,7 +376,7 @@ pub(in crate::domain) fn read_metadata(
     Some(metadata).filter(|m| m.as_object().is_some_and(|m| !m.is_empty()))
 }
 
-/// The lists of fields by which tasks of each kind are compared.
+/// Returns the lists of fields by which matchers compare the tasks of each kind.
 pub fn compared_lists(tasks: &[NewTask]) -> HashMap<&str, BTreeSet<&[String]>> {
     let mut lists: HashMap<&str, BTreeSet<&[String]>> = HashMap::new();
     for matcher in tasks.iter().flat_map(|task| &task.dedupe_strategy) {
@@ -380,9 +385,9 @@ pub fn compared_lists(tasks: &[NewTask]) -> HashMap<&str, BTreeSet<&[String]>> {
     lists
 }
 
-/// A kind whose tasks are compared by too many lists of fields.
-fn too_mixed(tasks: &[NewTask]) -> Option<&str> {
-    compared_lists(tasks).into_iter().filter(|(_, lists)| lists.len() > MOST_LISTS).map(|(kind, _)| kind).min()
+/// Returns a kind whose tasks are compared by too many lists of fields.
+fn kind_with_too_many_lists(tasks: &[NewTask]) -> Option<&str> {
+    compared_lists(tasks).into_iter().filter(|(_, lists)| lists.len() > MAX_FIELD_LISTS).map(|(kind, _)| kind).min()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What workers and people say about a task that exists, from JSON to values that obey every limit.
+//! Readers of requests about an existing task: patches, heartbeats and manual retries.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use super::problems::{Problems, refuse_nul};
 use crate::domain::retry::failure::{Failure, FailureType, RetryAfter, Trigger};
 use crate::domain::task::status::Status;
 
-/// What `PATCH /task/{id}` asks for.
+/// The changes that `PATCH /task/{id}` asks for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Patch {
     pub result: Option<Result<(), Failure>>,
@@ -17,24 +17,24 @@ pub struct Patch {
     pub expected_count: Option<i32>,
     pub priority: Option<i16>,
     pub run: Option<i32>,
-    /// It came with the token of that run, which only a call of it can have told.
+    /// Whether the request carried the token of that run, which Reprise reveals only in the calls for that run.
     pub proven: bool,
 }
 
-/// What a worker adds to the counters of its task.
+/// The amounts that a worker adds to the counters of its task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeartbeatRequest {
     pub success: i64,
     pub failures: i64,
 }
 
-/// What a request for a retry by hand asks for.
+/// The options of a manual retry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetryRequest {
     pub requested_by: Option<String>,
-    /// Bring back what failed only because of it.
+    /// Whether to revive the tasks that failed only because of the retried ones.
     pub cascade: bool,
-    /// Say what would happen, and do nothing.
+    /// Whether to only report what would change.
     pub dry_run: bool,
 }
 
@@ -60,7 +60,7 @@ pub fn read_patch(body: Value, limits: &RequestLimits) -> Result<Patch, Vec<Stri
 
 pub fn read_progress(body: Value) -> Result<HeartbeatRequest, Vec<String>> {
     let mut problems = Problems::default();
-    let progress = Fields::open(or_nothing(body), "", &mut problems).map(|mut fields| {
+    let progress = Fields::open(null_as_empty(body), "", &mut problems).map(|mut fields| {
         let progress = read_counters(&mut fields, &mut problems);
         fields.close(&mut problems);
         progress
@@ -71,7 +71,7 @@ pub fn read_progress(body: Value) -> Result<HeartbeatRequest, Vec<String>> {
 pub fn read_retry_request(body: Value) -> Result<RetryRequest, Vec<String>> {
     let mut problems = Problems::default();
     refuse_nul(&body, "", &mut problems);
-    let request = Fields::open(or_nothing(body), "", &mut problems).map(|mut fields| {
+    let request = Fields::open(null_as_empty(body), "", &mut problems).map(|mut fields| {
         let request = RetryRequest {
             requested_by: fields.string("requested_by", 1..=255, &mut problems),
             cascade: fields.boolean("cascade", &mut problems).unwrap_or(true),
@@ -83,8 +83,8 @@ pub fn read_retry_request(body: Value) -> Result<RetryRequest, Vec<String>> {
     problems.or(request)
 }
 
-/// A body that may be left out may be null as well.
-fn or_nothing(body: Value) -> Value {
+/// Turns null into an empty object: a body that may be left out may also be null.
+fn null_as_empty(body: Value) -> Value {
     if body.is_null() { Value::Object(serde_json::Map::new()) } else { body }
 }
 
@@ -104,7 +104,7 @@ fn read_result(fields: &mut Fields, problems: &mut Problems) -> Option<Result<()
                 problems.add("failure_reason", "is required with status Failure");
             }
             if has_wait && failure_type.is_some_and(FailureType::is_final) {
-                problems.add("retry_after_secs", "does not go with a failure type that is final");
+                problems.add("retry_after_secs", "must not be given with a final failure type");
             }
             return Some(Err(Failure {
                 trigger: Trigger::Explicit,
@@ -121,7 +121,7 @@ fn read_result(fields: &mut Fields, problems: &mut Problems) -> Option<Result<()
         [("failure_reason", has_reason), ("failure_type", failure_type.is_some()), ("retry_after_secs", has_wait)];
     for (name, given) in given {
         if given {
-            problems.add(name, "goes with status Failure only");
+            problems.add(name, "is allowed only with status Failure");
         }
     }
     parsed.map(|_| Ok(()))

@@ -1,36 +1,37 @@
-//! Everything that is wrong with a request, each with the path of its field.
+//! The problems of a request, each with the path of its field.
 
 use std::fmt::Display;
 
 use serde_json::{Map, Value};
 
-/// More than anybody reads; past this they are only counted.
-const MOST_PROBLEMS: usize = 10_000;
-/// Long enough to find the place, short enough not to be used against us.
-const LONGEST_PATH: usize = 300;
+/// The most problems that are listed. Further ones are only counted.
+const MAX_PROBLEMS: usize = 10_000;
+/// The most characters of a path: enough to find the field, and too few to make an answer large.
+const MAX_PATH_CHARS: usize = 300;
 
-/// Everything that is wrong with a request, one line per problem: `path: what is wrong`.
+/// The problems of a request, one line each: `path: what is wrong`.
 #[derive(Debug, Default)]
 pub struct Problems {
     lines: Vec<String>,
-    more: usize,
+    /// Problems beyond the listed ones.
+    unlisted: usize,
 }
 
 impl Problems {
     pub fn add(&mut self, path: impl Display, problem: impl Display) {
-        if self.lines.len() >= MOST_PROBLEMS {
-            self.more += 1;
+        if self.lines.len() >= MAX_PROBLEMS {
+            self.unlisted += 1;
             return;
         }
         let path = path.to_string();
         let path = if path.is_empty() { "body" } else { path.trim_start_matches('.') };
-        let path: String = path.chars().take(LONGEST_PATH).collect();
+        let path: String = path.chars().take(MAX_PATH_CHARS).collect();
         self.lines.push(format!("{path}: {problem}"));
     }
 
     pub fn append(&mut self, others: Problems) {
-        let room = MOST_PROBLEMS.saturating_sub(self.lines.len());
-        self.more += others.more + others.lines.len().saturating_sub(room);
+        let room = MAX_PROBLEMS.saturating_sub(self.lines.len());
+        self.unlisted += others.unlisted + others.lines.len().saturating_sub(room);
         self.lines.extend(others.lines.into_iter().take(room));
     }
 
@@ -39,13 +40,13 @@ impl Problems {
     }
 
     pub fn into_vec(mut self) -> Vec<String> {
-        if self.more > 0 {
-            self.lines.push(format!("body: and {} more problems", self.more));
+        if self.unlisted > 0 {
+            self.lines.push(format!("body: and {} more problems", self.unlisted));
         }
         self.lines
     }
 
-    /// The value, unless something was wrong with the request.
+    /// Returns the value if there are no problems, and the problems otherwise.
     pub fn or<T>(self, value: Option<T>) -> Result<T, Vec<String>> {
         match value {
             Some(value) if self.is_empty() => Ok(value),
@@ -54,8 +55,8 @@ impl Problems {
     }
 }
 
-/// PostgreSQL's text cannot hold NUL, so no string of a request may, wherever it stands. Paths are put together only
-/// where one is found: a body can have long names around very many values.
+/// Refuses NUL characters anywhere in a value, because PostgreSQL's text cannot hold them. Builds a path only where it
+/// finds one: a body can have long names around very many values.
 pub fn refuse_nul(value: &Value, path: &str, problems: &mut Problems) {
     look_for_nul(value, &mut vec![Segment::Name(path)], problems);
 }
@@ -104,10 +105,10 @@ fn shown_path(path: &[Segment]) -> String {
     for segment in path {
         match segment {
             Segment::Name(name) => text.push_str(name),
-            Segment::Field(name) => text.extend(".".chars().chain(name.chars().take(LONGEST_PATH))),
+            Segment::Field(name) => text.extend(".".chars().chain(name.chars().take(MAX_PATH_CHARS))),
             Segment::Item(i) => text.extend(["[", &i.to_string(), "]"]),
         }
-        if text.len() > 4 * LONGEST_PATH {
+        if text.len() > 4 * MAX_PATH_CHARS {
             break;
         }
     }

@@ -1,16 +1,16 @@
-//! What went wrong with an execution: what noticed it, and which class of error it is.
+//! Failed executions: what triggered the failure, and its class.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What made an execution fail, as `retry_on` names it.
+/// What made an execution fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Trigger {
-    /// No sign of life within `timeout`.
+    /// No heartbeat within `timeout`.
     Timeout,
-    /// `on_start` did not answer 2xx.
+    /// `on_start` was not answered with 2xx.
     WebhookFailure,
     /// The worker reported Failure.
     Explicit,
@@ -28,7 +28,7 @@ impl Trigger {
     }
 }
 
-/// The class of an error.
+/// The class of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureType {
@@ -71,12 +71,12 @@ impl FailureType {
         FailureType::ALL.into_iter().find(|t| t.as_str() == text)
     }
 
-    /// Trying again cannot help. Unknown errors are not final: better to retry than to lose a task.
+    /// Whether a retry cannot help. Unknown failures are not final: a useless retry is better than a lost task.
     pub const fn is_final(self) -> bool {
         matches!(self, FailureType::ValidationError | FailureType::AuthenticationError | FailureType::Dependency)
     }
 
-    /// The class of an `on_start` answer that was not 2xx.
+    /// Classifies an answer to `on_start` that was not 2xx.
     pub const fn of_http_status(status: u16) -> FailureType {
         match status {
             429 => FailureType::RateLimit,
@@ -89,18 +89,18 @@ impl FailureType {
     }
 }
 
-/// One execution that went wrong.
+/// A failed execution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     pub trigger: Trigger,
     pub failure_type: FailureType,
     pub reason: String,
-    /// Of the answer to `on_start`, if there was one.
+    /// The HTTP status of the answer to `on_start`, if there was one.
     pub http_status: Option<u16>,
     pub retry_after: Option<RetryAfter>,
 }
 
-/// When the other side wants to be asked again.
+/// The delay that the receiver of `on_start` or the worker requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryAfter {
     Secs(u64),
@@ -108,7 +108,8 @@ pub enum RetryAfter {
 }
 
 impl RetryAfter {
-    /// Milliseconds from `now`, a part of one counted as a whole: never early. None if that moment is not ahead.
+    /// Returns the milliseconds from `now`, rounded up so that the retry is never early. `None` if that time has
+    /// passed.
     pub fn wait_ms(self, now: DateTime<Utc>) -> Option<u64> {
         let wait = match self {
             RetryAfter::Secs(secs) => secs.saturating_mul(1000),

@@ -1,4 +1,4 @@
-//! Whether, when and why a failed task is retried.
+//! Retries: policies, failures, and the decision whether and when to retry.
 
 pub mod failure;
 mod judge;

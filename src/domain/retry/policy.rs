@@ -1,10 +1,10 @@
-//! A retry policy: what it allows, and how long it waits. Plain arithmetic.
+//! Retry policies: which failures they retry and how long they wait. Plain arithmetic.
 
 use serde::{Deserialize, Serialize};
 
 use super::failure::Trigger;
 
-/// A retry policy, all defaults filled in. Stored and shown as one flat object.
+/// A retry policy with all defaults filled in. Stored and shown as one flat object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Policy {
     pub max_retries: i16,
@@ -33,7 +33,7 @@ pub enum Strategy {
     FixedDelay {
         delay_secs: u64,
     },
-    /// One delay per retry; past the end the last one repeats. Never empty.
+    /// One delay per retry; the last one repeats. Never empty.
     Custom {
         schedule: Vec<Delay>,
     },
@@ -101,7 +101,8 @@ impl Policy {
     pub const DEFAULT_MAX_DELAY_SECS: u64 = 300;
     pub const DEFAULT_JITTER_MS: u64 = 500;
 
-    /// What the lists say about an HTTP status, the exact pattern before the class; none if neither names it.
+    /// Returns whether the status lists want an HTTP status retried; `None` if neither includes it. An exact pattern
+    /// takes precedence over a class.
     pub fn wants_retry_of(&self, status: u16) -> Option<bool> {
         [StatusPattern::Exact(status), StatusPattern::Class(status / 100)].into_iter().find_map(|pattern| {
             let named = |list: &[StatusPattern]| list.contains(&pattern);
@@ -112,7 +113,7 @@ impl Policy {
         })
     }
 
-    /// The delay before the retry that follows attempt number `attempt`, without jitter.
+    /// Returns the delay before the retry that follows attempt number `attempt`, without jitter.
     pub fn delay_ms(&self, attempt: i16) -> u64 {
         match &self.strategy {
             Strategy::Immediate => 0,
@@ -123,14 +124,14 @@ impl Policy {
             }
             Strategy::ExponentialBackoff { initial_delay_secs, backoff_multiplier, max_delay_secs } => {
                 let cap = ms(*max_delay_secs);
-                // Growing past f64 gives infinity, which the cap turns into the cap.
+                // A delay that overflows f64 is infinite and so becomes the cap.
                 let delay = precise(ms(*initial_delay_secs)) * backoff_multiplier.powi(i32::from(attempt));
                 if delay < precise(cap) { whole(delay) } else { cap }
             }
         }
     }
 
-    /// How the delay came about, in words.
+    /// Explains the delay in words.
     pub fn explain_delay(&self, attempt: i16) -> String {
         match &self.strategy {
             Strategy::Immediate => "immediate".into(),
@@ -147,7 +148,7 @@ impl Policy {
         }
     }
 
-    /// The share of `jitter_ms` that `unit` (from 0 up to 1) stands for; both ends can be reached.
+    /// Returns the jitter for `unit`, a number from 0 up to 1: from 0 to `jitter_ms`, both inclusive.
     pub fn jitter(&self, unit: f64) -> u64 {
         whole(unit.clamp(0.0, 1.0) * precise(self.jitter_ms + 1)).min(self.jitter_ms)
     }
@@ -157,7 +158,7 @@ const fn ms(secs: u64) -> u64 {
     secs.saturating_mul(1000)
 }
 
-// Delays are at most months in milliseconds, far inside what f64 holds exactly.
+// Delays are at most months in milliseconds, far below the largest whole number that f64 holds exactly.
 #[allow(clippy::cast_precision_loss)]
 const fn precise(value: u64) -> f64 {
     value as f64

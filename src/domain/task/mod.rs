@@ -1,4 +1,4 @@
-//! The part of a task that decisions look at, as it was read under its lock.
+//! The part of a task that decisions depend on, as read under its row lock.
 
 pub mod lifecycle;
 pub mod status;
@@ -20,22 +20,22 @@ pub struct Task {
     pub flags: Flags,
     /// Retry counter, compared with `max_retries`.
     pub attempt: i16,
-    /// Execution number: fences stale workers, goes into idempotency keys.
+    /// Execution number. Fences stale workers and is part of idempotency keys.
     pub run: i32,
     pub deferrals: i32,
-    /// Parents that are not terminal yet. Means something only while the task is alive.
+    /// Parents that have not ended. Meaningful only while the task is alive.
     pub wait_count: i32,
     pub timeout_secs: i32,
     pub claimed_by: Option<Uuid>,
-    /// The last run that was ever claimed: its worker may still report.
+    /// The last run that was claimed. Its worker may still report.
     pub claimed_run: Option<i32>,
-    /// How often it was claimed: fences the answers of calls that were made for an earlier claim.
+    /// How often the task was claimed. Fences the answers to calls that were made for an earlier claim.
     pub claim: i32,
-    /// The run that somebody asked for by hand.
+    /// The run that the last manual retry asked for.
     pub manual_run: Option<i32>,
-    /// What it occupies of rules while it is Claimed or Running.
+    /// The slots that the task occupies while it is Claimed or Running.
     pub slots: Vec<i64>,
-    /// While Claimed: the end of the lease. While Running: when to look whether it is overdue; a sign of life does not move it.
+    /// While Claimed, the end of the lease. While Running, when to check for a timeout; heartbeats do not move it.
     pub timeout_at: Option<DateTime<Utc>>,
     pub next_retry_at: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
@@ -48,18 +48,20 @@ pub struct Task {
 }
 
 impl Task {
-    /// Whether it was ever executed since it was created or last retried by hand: its parents have done their part.
+    /// Whether the task was claimed since it was created or last retried manually. From then on its parents do not
+    /// matter.
     pub fn has_begun(&self) -> bool {
         self.claimed_run.is_some_and(|claimed| claimed >= self.manual_run.unwrap_or(0))
     }
 
-    /// Whether its worker has been heard of lately enough. What changes about a task that runs is what its worker says.
+    /// Whether the last heartbeat is recent enough. `last_updated` tells, because only its worker changes a Running
+    /// task.
     pub fn has_heartbeat(&self, now: DateTime<Utc>) -> bool {
         self.status == Status::Running && self.last_updated + TimeDelta::seconds(i64::from(self.timeout_secs)) > now
     }
 }
 
-/// Which cold rows a transition has to look for at all; most tasks have none of them.
+/// Which rows of other tables a transition has to look for. Most tasks have none of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub i16);
 
@@ -69,13 +71,13 @@ impl Flags {
     pub const ON_FAILURE: Flags = Flags(4);
     pub const ON_RETRY: Flags = Flags(8);
     pub const HAS_CHILDREN: Flags = Flags(16);
-    /// Its batch has dead ends canceled: it is, when it becomes one.
+    /// The batch cancels dead ends: the task is canceled when it becomes one.
     pub const DEAD_END: Flags = Flags(32);
-    /// So, and it has parents, and is no barrier: its bad end may make dead ends of them.
+    /// The batch cancels dead ends, and the task has parents and is no barrier: its bad end may make them dead ends.
     pub const TELLS_PARENTS: Flags = Flags(64);
-    /// Some of the children came later, in other batches: there may be more of them whenever it is not locked.
+    /// The task has children in other batches, created later. More may be added whenever its row is not locked.
     pub const IN_OTHER_BATCHES: Flags = Flags(128);
-    /// It carries rules.
+    /// The task carries rules.
     pub const HAS_RULES: Flags = Flags(256);
 
     pub const fn has(self, other: Flags) -> bool {

@@ -1,9 +1,10 @@
-//! The statuses of a task, and the one question that decides about its children: has its fate been sealed?
+//! The statuses of a task, and which of them are outcomes. Only an outcome moves the children of a task.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-/// Where a task stands. PascalCase in JSON, `snake_case` in the database; input takes either, in any case.
+// The database stores it in `snake_case`.
+/// The status of a task. Answers write it in PascalCase. Requests may use any letter case, with or without underscores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, ToSchema)]
 pub enum Status {
     Waiting,
@@ -17,7 +18,7 @@ pub enum Status {
     Canceled,
 }
 
-/// How a task ended. `RetryPending` has none: a task that will be tried again tells its children nothing.
+/// How a task ended. `RetryPending` has no outcome: a task that will be retried does not move its children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     Success,
@@ -38,7 +39,8 @@ impl Status {
         Status::Canceled,
     ];
 
-    /// Written out without a wildcard: a new status has to say here whether it moves children.
+    /// Returns how a task in this status ended. The match has no wildcard, so a new status must declare here whether it
+    /// moves children.
     pub const fn outcome(self) -> Option<Outcome> {
         match self {
             Status::Success => Some(Outcome::Success),
@@ -57,12 +59,12 @@ impl Status {
         self.outcome().is_some()
     }
 
-    /// Somebody is executing it or about to: it has a holder and a deadline.
+    /// Whether a task in this status is executed or about to be: it has a holder and a deadline.
     pub const fn is_executing(self) -> bool {
         matches!(self, Status::Claimed | Status::Running)
     }
 
-    /// The position in [`Status::ALL`], for arrays of counters.
+    /// Returns the position in [`Status::ALL`], for arrays of counters.
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -81,7 +83,7 @@ impl Status {
         }
     }
 
-    /// `RetryPending`, `retry_pending`, `RETRYPENDING`: the letters count, not their case or the underscore.
+    /// Parses a status, ignoring letter case and underscores: `RetryPending`, `retry_pending`, `RETRYPENDING`.
     pub fn parse(text: &str) -> Option<Status> {
         let letters = |s: &str| s.chars().filter(|c| *c != '_').collect::<String>().to_ascii_lowercase();
         let wanted = letters(text);
@@ -107,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_spelling_is_understood() {
+    fn every_spelling_of_a_status_is_parsed() {
         for status in Status::ALL {
             let pascal = serde_json::to_value(status).unwrap();
             let pascal = pascal.as_str().unwrap();
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retrying_task_is_alive() {
+    fn retry_pending_is_not_an_outcome() {
         assert_eq!(Status::RetryPending.outcome(), None);
         assert_eq!(Status::ALL.iter().filter(|s| s.is_terminal()).count(), 3);
     }

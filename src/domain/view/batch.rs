@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::task::TaskSummary;
 use super::{Metadata, Timestamp};
 
-/// How many tasks of a batch are in which status.
+/// The number of tasks of a batch in each status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct StatusCounts {
     pub waiting: i32,
@@ -22,7 +22,7 @@ pub struct StatusCounts {
     pub canceled: i32,
 }
 
-/// A batch in the list.
+/// The summary of a batch, as the list shows it.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct BatchSummary {
     pub batch_id: Uuid,
@@ -38,7 +38,7 @@ pub struct BatchSummary {
     pub metadata: Value,
 }
 
-/// One batch with its sums.
+/// A batch with its totals.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Batch {
     pub batch_id: Uuid,
@@ -57,7 +57,7 @@ pub struct Batch {
     pub completed_at: Option<Timestamp>,
 }
 
-/// What stopping a batch did.
+/// The result of stopping a batch: the number of canceled tasks by their previous status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct StoppedBatch {
     pub batch_id: Uuid,
@@ -70,22 +70,23 @@ pub struct StoppedBatch {
     pub already_terminal: i32,
 }
 
-/// What a change of rules did.
+/// The result of a change of rules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ChangedRules {
     pub batch_id: Uuid,
     pub kind: String,
-    /// Alive tasks of the kind, which have the rules now.
+    /// Number of alive tasks of the kind, which now have the new rules.
     pub updated_count: i32,
 }
 
-/// The tasks of a batch and what depends on what.
+/// The tasks of a batch and their dependencies.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Dag {
     pub tasks: Vec<TaskSummary>,
     pub links: Vec<Link>,
 }
 
+/// A dependency between two tasks.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Link {
     pub parent_id: Uuid,

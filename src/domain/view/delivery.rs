@@ -6,11 +6,11 @@ use uuid::Uuid;
 
 use super::Timestamp;
 
-/// One notification of the outbox.
+/// A notification in the outbox.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Delivery {
     pub id: i64,
-    /// Null for a batch's own notifications.
+    /// Null for notifications of the batch itself.
     #[schema(required)]
     pub task_id: Option<Uuid>,
     pub batch_id: Uuid,
@@ -18,12 +18,12 @@ pub struct Delivery {
     pub trigger: String,
     #[schema(example = "success")]
     pub condition: String,
-    /// Of the task; for a batch, which completion this tells of.
+    /// The run of the task; for a batch, the number of its completion.
     pub run: i32,
     pub url: String,
     pub status: DeliveryStatus,
     pub attempts: i32,
-    /// The last HTTP status, if there was an answer.
+    /// HTTP status of the last answer, if there was one.
     #[schema(required)]
     pub last_status: Option<i32>,
     #[schema(required)]

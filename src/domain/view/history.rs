@@ -15,10 +15,10 @@ pub struct AttemptView {
     pub run: i32,
     /// The retry counter during this execution.
     pub attempt: i16,
-    /// How it came about: `automatic`, `manual`, or null for one that was no retry.
+    /// `automatic` or `manual`; null if the execution was not a retry.
     #[schema(required, example = "automatic")]
     pub retry_type: Option<String>,
-    /// Which instance had claimed it.
+    /// The instance that had claimed the task.
     #[schema(required)]
     pub instance: Option<Uuid>,
     #[schema(required)]
@@ -40,11 +40,11 @@ pub struct AttemptView {
     pub jitter_ms: Option<i64>,
     #[schema(required)]
     pub next_retry_at: Option<Timestamp>,
-    /// Why it was or wasn't retried, and why with this delay.
+    /// Why the execution was or was not retried, and why after this delay.
     pub reason: String,
 }
 
-/// One move of a task.
+/// A status change of a task.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TaskEvent {
     pub seq: i64,
@@ -52,20 +52,20 @@ pub struct TaskEvent {
     pub task_id: Uuid,
     pub batch_id: Uuid,
     pub kind: String,
-    /// Null: it was created.
+    /// Null for the creation of the task.
     #[schema(required)]
     pub from: Option<Status>,
     pub to: Status,
     #[schema(example = "report")]
     pub cause: String,
-    /// A loop, `api`, or who asked for it.
+    /// Who made the change: a loop, the `requested_by` of a manual retry, the name of an API key, or `api`.
     #[schema(example = "api")]
     pub actor: String,
     pub instance: Uuid,
-    /// As it was after the move.
+    /// The run after the change.
     pub run: i32,
     pub attempt: i16,
-    /// More than the cause says, where there is more: what of the answer to `on_start` could not be taken, and why.
+    /// More about the change, if there is more: which part of the answer to `on_start` was ignored, and why.
     #[schema(required)]
     pub reason: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The shapes in which the API shows things. Filled by the store, serialized at the edge.
+//! The shapes of API answers. The store fills them, and the HTTP layer serializes them.
 
 mod batch;
 mod delivery;
@@ -19,7 +19,7 @@ pub use history::{AttemptView, TaskEvent};
 pub use retry::{KindPolicy, RetriedBatch, RetriedTask, RetrySource};
 pub use task::{TaskDetails, TaskSummary};
 
-/// RFC 3339, UTC, always with microseconds.
+/// A time in RFC 3339 format, in UTC, always with microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ToSchema)]
 #[schema(value_type = String, format = DateTime, example = "2026-01-31T12:00:00.000000Z")]
 pub struct Timestamp(pub DateTime<Utc>);
@@ -36,6 +36,6 @@ impl From<DateTime<Utc>> for Timestamp {
     }
 }
 
-/// Anything the caller wants to keep with it.
+/// A JSON object with the client's own data.
 #[derive(Debug, ToSchema)]
 pub struct Metadata(#[allow(dead_code, reason = "only its shape is used")] BTreeMap<String, Value>);

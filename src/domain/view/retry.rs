@@ -1,4 +1,4 @@
-//! The shapes of retry policies and statistics, and the sums these are made of.
+//! Retries as the API shows them: policies, results of manual retries, and statistics with the totals behind them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,7 +9,7 @@ use super::task::TaskDetails;
 use crate::domain::retry::failure::{FailureType, Trigger};
 use crate::domain::retry::policy::Policy;
 
-/// How executions ended.
+/// The number of executions by how they ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RetryTotals {
     pub succeeded: i64,
@@ -32,7 +32,7 @@ impl RetryTotals {
         self.final_ += other.final_;
     }
 
-    /// Of the tasks that were retried and have ended, the share that succeeded.
+    /// Returns the share of successes among the tasks that were retried and have ended.
     pub fn success_rate(&self) -> Option<f64> {
         ratio(self.succeeded_after_retry, self.failed_after_retry)
     }
@@ -47,19 +47,19 @@ fn ratio(good: i64, bad: i64) -> Option<f64> {
     (good + bad > 0).then(|| good as f64 / (good + bad) as f64)
 }
 
-/// Retries of tasks that have a policy.
+/// Statistics of the retries of tasks that have a policy.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RetryStats {
-    /// Retries that were scheduled.
+    /// Number of scheduled retries.
     pub scheduled: i64,
     pub succeeded_after_retry: i64,
-    /// Tasks that failed with all retries used up.
+    /// Tasks that failed after all their retries.
     pub exhausted: i64,
-    /// Failures that were not retried for another reason.
+    /// Failures that were not retried, for any other reason.
     #[serde(rename = "final")]
     pub final_: i64,
     pub deferred: i64,
-    /// Of the tasks that were retried and have ended, the share that succeeded; null if there are none.
+    /// Share of successes among the tasks that were retried and have ended; null if there are none.
     #[schema(required)]
     pub success_rate: Option<f64>,
     pub by_attempt: Vec<AttemptStats>,
@@ -133,7 +133,7 @@ impl FailureTypeStats {
     }
 }
 
-// Only a description: `policy::Policy` is what serializes to it.
+// Only describes the schema; `policy::Policy` serializes to it.
 /// A retry policy with all defaults filled in.
 #[derive(Debug, ToSchema)]
 pub struct RetryPolicy {
@@ -144,35 +144,37 @@ pub struct RetryPolicy {
     /// With `exponential_backoff`: the first delay.
     #[schema(minimum = 1)]
     pub initial_delay_secs: Option<u64>,
-    /// With `exponential_backoff`: each further delay is this many times longer.
+    /// With `exponential_backoff`: the factor by which each further delay grows.
     #[schema(minimum = 1.0)]
     pub backoff_multiplier: Option<f64>,
-    /// With `exponential_backoff`: no delay is longer; at most `RETRY_MAX_DELAY_LIMIT`.
+    /// With `exponential_backoff`: the longest delay; at most `RETRY_MAX_DELAY_LIMIT`.
     #[schema(minimum = 1)]
     pub max_delay_secs: Option<u64>,
     /// With `fixed_delay`: the delay; at most `RETRY_MAX_DELAY_LIMIT`.
     #[schema(minimum = 1)]
     pub delay_secs: Option<u64>,
-    /// With `custom`: one delay per retry, the last one repeats; at most `RETRY_MAX_SCHEDULE_DELAY_SECS` each.
+    /// With `custom`: one delay per retry; the last one repeats; at most `RETRY_MAX_SCHEDULE_DELAY_SECS` each.
     #[schema(min_items = 1, max_items = 1000)]
     pub schedule: Option<Vec<WrittenDelay>>,
-    /// Up to this many random milliseconds are added to each delay.
+    /// Reprise adds up to this many random milliseconds to each delay.
     #[schema(minimum = 0)]
     pub jitter_ms: u64,
-    /// Which failures are retried at all.
+    /// The triggers whose failures are retried.
     #[schema(min_items = 1)]
     pub retry_on: Vec<Trigger>,
-    /// HTTP statuses (`"429"`) or classes (`"5xx"`) of `on_start` answers that are retried whatever their type.
+    /// HTTP statuses (`"429"`) or classes (`"5xx"`) of `on_start` answers that are retried, whatever their failure
+    /// type.
     pub retry_on_status: Option<Vec<String>>,
-    /// The same for answers that are not retried. The more exact pattern wins.
+    /// HTTP statuses or classes of `on_start` answers that are not retried. If both lists match, the exact status wins
+    /// over the class.
     pub no_retry_on_status: Option<Vec<String>>,
-    /// No retry is scheduled later than this long after the task was created.
+    /// No retry is scheduled for later than this many seconds after the task was created.
     #[schema(minimum = 1, maximum = 2_147_483_647)]
     pub expires_after_secs: Option<u64>,
 }
 
-// Only a description: `policy::Delay` is what serializes to it.
-/// A delay as it was written: one unit.
+// Only describes the schema; `policy::Delay` serializes to it.
+/// A delay in the unit in which it was given.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(untagged, deny_unknown_fields)]
 #[schema(as = Delay)]
@@ -194,9 +196,9 @@ pub enum WrittenDelay {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StrategyName {
-    /// At once, jitter aside.
+    /// No delay except jitter.
     Immediate,
-    /// `initial_delay_secs × backoff_multiplier^attempt`, capped at `max_delay_secs`. The default.
+    /// A delay of `initial_delay_secs × backoff_multiplier^attempt`, capped at `max_delay_secs`. The default.
     ExponentialBackoff,
     FixedDelay,
     Custom,
@@ -223,7 +225,7 @@ impl RetrySource {
     }
 }
 
-/// A default retry policy.
+/// The default retry policy of a kind.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct KindPolicy {
     pub kind: String,
@@ -232,16 +234,16 @@ pub struct KindPolicy {
     pub updated_at: Timestamp,
 }
 
-/// What retrying a task changed, or would change.
+/// The changes of a manual retry of a task, or of its dry run.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RetriedTask {
     pub task: TaskDetails,
-    /// Tasks that had failed only because of it and wait for it again.
+    /// Tasks that had failed only because of this one and now wait for it again.
     pub revived: Vec<Uuid>,
     pub dry_run: bool,
 }
 
-/// What retrying a batch changed, or would change.
+/// The changes of a manual retry of a batch, or of its dry run.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RetriedBatch {
     pub batch_id: Uuid,

@@ -15,7 +15,7 @@ use crate::domain::task::Task;
 use crate::domain::task::status::Status;
 use crate::domain::webhook::Actions;
 
-/// A task in lists.
+/// The summary of a task, as lists show it.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TaskSummary {
     pub id: Uuid,
@@ -24,7 +24,7 @@ pub struct TaskSummary {
     pub status: Status,
     pub batch_id: Uuid,
     pub priority: i16,
-    /// Retries so far.
+    /// Number of retries so far.
     pub attempt: i16,
     /// Number of the current execution.
     pub run: i32,
@@ -42,13 +42,13 @@ pub struct TaskSummary {
     pub dead_end_barrier: bool,
 }
 
-/// The whole task.
+/// The details of a task.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = Task)]
 pub struct TaskDetails {
     #[serde(flatten)]
     pub basic: TaskSummary,
-    /// Seconds without a sign of life after which it times out.
+    /// Seconds without a heartbeat after which the run times out.
     pub timeout: i32,
     #[schema(value_type = Metadata)]
     pub metadata: Value,
@@ -60,26 +60,26 @@ pub struct TaskDetails {
     pub failure_type: Option<FailureType>,
     #[schema(required, value_type = Option<RetryPolicy>)]
     pub retry: Option<Policy>,
-    /// Where the policy came from.
+    /// Where the retry policy came from.
     #[schema(required)]
     pub retry_source: Option<RetrySource>,
-    /// How often the other side said when to come back, which uses up no retry.
+    /// How often the receiver of `on_start` or the worker requested a delay. Such a deferral uses up no retry.
     pub deferrals: i32,
-    /// Not started before this.
+    /// The task does not start before this time.
     #[schema(required)]
     pub run_at: Option<Timestamp>,
-    /// What has to be so for it to start.
+    /// Conditions that must hold for the task to start.
     pub rules: Vec<Rule>,
-    /// Among equal priorities, keys take turns.
+    /// Tasks of equal priority take turns by their fair keys.
     #[schema(required)]
     pub fair_key: Option<String>,
 }
 
 impl TaskDetails {
-    /// What a transition changes of what is shown.
+    /// Shows the task as it is after a transition.
     pub fn follow(&mut self, task: &Task, now: DateTime<Utc>) {
         if self.basic.run != task.run {
-            // It was the answer to the run before.
+            // The action came from the answer to the previous run.
             self.actions.cancel = None;
         }
         self.basic.status = task.status;

@@ -228,7 +228,7 @@ async fn a_running_dead_end_gets_its_cancel_call() {
     assert_eq!(call.key(), format!("{}:cancel:success:0", ids[0]));
     assert_eq!((receiver.at("/done").len(), receiver.at("/failed").len()), (1, 0));
     let attempt = f.api.get(&format!("/task/{}/attempts", ids[0])).await.body[0].clone();
-    assert_eq!(attempt["reason"], "canceled: nothing that depends on it is alive");
+    assert_eq!(attempt["reason"], "canceled as a dead end: no task that depends on it is alive");
     f.db.assert_counters_match().await;
 }
 

@@ -40,7 +40,7 @@ async fn every_execution_is_recorded_as_an_attempt() {
              "reason": "retry 1 of 2: backoff of 4 s × 2^0, at most 300 s, 0 ms of jitter"},
             {"run": 1, "attempt": 1, "retry_type": "automatic", "instance": instance, "started_at": "2026-01-01T00:00:04.000000Z",
              "ended_at": "2026-01-01T00:00:34.000000Z", "outcome": "retried", "failure_type": "timeout",
-             "error": "no sign of life for 30 s", "http_status": null, "delay_ms": 8000, "jitter_ms": 0,
+             "error": "no heartbeat for 30 s", "http_status": null, "delay_ms": 8000, "jitter_ms": 0,
              "next_retry_at": "2026-01-01T00:00:42.000000Z",
              "reason": "retry 2 of 2: backoff of 4 s × 2^1, at most 300 s, 0 ms of jitter"},
             {"run": 2, "attempt": 2, "retry_type": "automatic", "instance": instance, "started_at": "2026-01-01T00:00:42.000000Z",

@@ -9,7 +9,7 @@ use crate::domain::task::status::Status;
 
 use Status::{Canceled, Claimed, Failure, Paused, Pending, RetryPending, Running, Success, Waiting};
 
-const NOBODY: [usize; 0] = [];
+const NONE: [usize; 0] = [];
 
 fn id(n: usize) -> Uuid {
     Uuid::from_u128(100 + n as u128)
@@ -23,12 +23,12 @@ fn link(child: usize, parent: usize) -> Upward {
     Upward { child: id(child), parent: id(parent), tells: true }
 }
 
-/// From a barrier.
-fn silent(child: usize, parent: usize) -> Upward {
+/// A link from a barrier.
+fn barrier_link(child: usize, parent: usize) -> Upward {
     Upward { tells: false, ..link(child, parent) }
 }
 
-/// Who is canceled, if so many children are alive beside the ancestors themselves.
+/// Returns the canceled tasks. `others` are the alive children of each ancestor that are no ancestors.
 fn canceled(ended: &[usize], links: &[Upward], ancestors: &[Task], others: &[(usize, i64)]) -> Vec<usize> {
     let ended: Vec<Uuid> = ended.iter().map(|n| id(*n)).collect();
     let mut alive = alive_among(links, ancestors);
@@ -44,30 +44,30 @@ fn canceled(ended: &[usize], links: &[Upward], ancestors: &[Task], others: &[(us
 }
 
 #[test]
-fn whatever_is_alive_is_canceled_once_no_child_is() {
+fn a_task_is_canceled_when_its_last_alive_child_fails() {
     for alive in [Waiting, Pending, Claimed, Running, RetryPending, Paused] {
         assert_eq!(canceled(&[1], &[link(1, 0)], &[row(0, alive)], &[]), [0], "{alive:?}");
-        assert_eq!(canceled(&[1], &[link(1, 0)], &[row(0, alive)], &[(0, 1)]), NOBODY, "{alive:?} with another child");
+        assert_eq!(canceled(&[1], &[link(1, 0)], &[row(0, alive)], &[(0, 1)]), NONE, "{alive:?} with another child");
     }
-    // It ended while its row was waited for.
+    // The task ended while another transaction waited for its row.
     for over in [Success, Failure, Canceled] {
-        assert_eq!(canceled(&[1], &[link(1, 0)], &[row(0, over)], &[]), NOBODY, "{over:?}");
+        assert_eq!(canceled(&[1], &[link(1, 0)], &[row(0, over)], &[]), NONE, "{over:?}");
     }
 }
 
 #[test]
-fn it_goes_up_level_by_level_until_somebody_has_another_child() {
+fn dead_ends_go_up_until_a_task_has_another_alive_child() {
     // 4 → 3 → 2 → 1 → 0, and 2 has one more.
     let links = [link(4, 3), link(3, 2), link(2, 1), link(1, 0)];
     let rows: Vec<Task> = (0..4).map(|n| row(n, Waiting)).collect();
     assert_eq!(canceled(&[4], &links, &rows, &[]), [0, 1, 2, 3]);
     assert_eq!(canceled(&[4], &links, &rows, &[(2, 1)]), [3]);
     assert_eq!(canceled(&[4], &links, &rows, &[(0, 1)]), [1, 2, 3]);
-    assert_eq!(canceled(&[4], &links, &rows, &[(3, 1)]), NOBODY);
+    assert_eq!(canceled(&[4], &links, &rows, &[(3, 1)]), NONE);
 }
 
 #[test]
-fn a_diamond_falls_when_both_sides_do() {
+fn a_diamond_is_canceled_when_both_sides_are() {
     let links = [link(3, 1), link(3, 2), link(1, 0), link(2, 0)];
     let rows = [row(0, Running), row(1, Waiting), row(2, Waiting)];
     assert_eq!(canceled(&[3], &links, &rows, &[]), [0, 1, 2]);
@@ -75,25 +75,25 @@ fn a_diamond_falls_when_both_sides_do() {
 }
 
 #[test]
-fn a_barrier_falls_and_tells_nobody() {
-    let links = [link(2, 1), silent(1, 0)];
+fn a_barrier_is_canceled_without_telling_its_parents() {
+    let links = [link(2, 1), barrier_link(1, 0)];
     let rows = [row(0, Running), row(1, Waiting)];
     assert_eq!(canceled(&[2], &links, &rows, &[]), [1]);
-    // But it is one child less for a parent that hears of another one.
-    let links = [link(2, 1), silent(1, 0), link(3, 0)];
+    // It still counts as ended for a parent that is told by another child.
+    let links = [link(2, 1), barrier_link(1, 0), link(3, 0)];
     assert_eq!(canceled(&[2, 3], &links, &rows, &[]), [0, 1]);
     assert_eq!(canceled(&[3, 2], &links, &rows, &[]), [0, 1], "in whatever order");
-    assert_eq!(canceled(&[3], &links, &rows, &[(1, 1)]), NOBODY, "the barrier stands");
+    assert_eq!(canceled(&[3], &links, &rows, &[(1, 1)]), NONE, "the barrier is alive");
 }
 
 #[test]
-fn ancestors_that_are_not_known_are_left_alone() {
-    assert_eq!(canceled(&[1], &[link(1, 0)], &[], &[]), NOBODY);
+fn ancestors_without_a_locked_row_do_not_change() {
+    assert_eq!(canceled(&[1], &[link(1, 0)], &[], &[]), NONE);
     assert_eq!(dead_ends(&[id(1)], &[link(1, 0)], &[row(0, Running)], BTreeMap::new(), moment(0)).len(), 0);
 }
 
 #[test]
-fn a_long_ladder_falls_quickly() {
+fn a_ladder_of_10_000_tasks_is_canceled_quickly() {
     let rungs = 10_000;
     let links: Vec<Upward> = (2..rungs).flat_map(|n| [link(n, n - 1), link(n, n - 2)]).chain([link(1, 0)]).collect();
     let rows: Vec<Task> = (0..rungs - 1).map(|n| row(n, Waiting)).collect();
@@ -102,20 +102,20 @@ fn a_long_ladder_falls_quickly() {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
-/// Who ended, the links above, the ancestors, and how many alive children of theirs are none.
+/// The ended tasks, the links above them, the ancestors, and the number of their alive children that are no ancestors.
 type Seen = (Vec<usize>, Vec<Upward>, Vec<Task>, Vec<(usize, i64)>);
 
 /// A graph in which some tasks end badly now.
 #[derive(Debug)]
 struct World {
-    /// The status, and whether it is a barrier. Failure: it ended just now.
+    /// The status, and whether the task is a barrier. A task with status Failure ends now.
     tasks: Vec<(Status, bool)>,
     /// Child and parent.
     links: Vec<(usize, usize)>,
 }
 
 impl World {
-    /// By the plainest rule that says so: again and again, until nothing moves.
+    /// Applies the definition literally, again and again, until nothing changes.
     fn expected(&self) -> Vec<usize> {
         let mut over: Vec<bool> = self.tasks.iter().map(|(status, _)| status.is_terminal()).collect();
         let mut bad: Vec<bool> = self.tasks.iter().map(|(status, _)| *status == Failure).collect();
@@ -130,7 +130,7 @@ impl World {
         (0..self.tasks.len()).filter(|n| bad[*n] && self.tasks[*n].0 != Failure).collect()
     }
 
-    /// As the store sees it: what can be reached from below, over those that tell their parents.
+    /// Returns what the store would load: the tasks that can be reached upward over tasks that tell their parents.
     fn seen(&self) -> Seen {
         let ended: Vec<usize> =
             (0..self.tasks.len()).filter(|n| self.tasks[*n].0 == Failure && !self.tasks[*n].1).collect();
@@ -146,8 +146,12 @@ impl World {
             }
         }
         let reached = self.links.iter().filter(|(child, parent)| up.contains(child) && alive(*parent));
-        let links = reached
-            .map(|(child, parent)| if self.tasks[*child].1 { silent(*child, *parent) } else { link(*child, *parent) });
+        let links =
+            reached.map(
+                |(child, parent)| {
+                    if self.tasks[*child].1 { barrier_link(*child, *parent) } else { link(*child, *parent) }
+                },
+            );
         let ancestors: Vec<usize> = up.iter().copied().filter(|n| alive(*n)).collect();
         let other = |(child, parent): &&(usize, usize)| {
             alive(*child) && !ancestors.contains(child) && ancestors.contains(parent)
@@ -178,7 +182,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn any_graph_falls_as_the_definition_says(world in world()) {
+    fn any_graph_has_dead_ends_as_the_definition_says(world in world()) {
         let (ended, links, ancestors, others) = world.seen();
         prop_assert_eq!(canceled(&ended, &links, &ancestors, &others), world.expected());
     }

@@ -1,4 +1,4 @@
-//! Whole lives of graphs: tasks succeed, fail, are canceled, paused and retried by hand, in any order.
+//! Random histories of graphs: tasks succeed, fail, are canceled, paused and retried manually, in any order.
 
 use std::cell::Cell;
 
@@ -14,7 +14,7 @@ struct Life {
     clock: i64,
 }
 
-/// One thing that happens: which, to which task, and a choice.
+/// One step: what happens, to which task, and a choice.
 type Step = (u8, usize, bool);
 
 impl Life {
@@ -64,7 +64,7 @@ impl Life {
     }
 
     fn claim(&mut self, n: usize) {
-        self.happen(n, &Event::Claimed { by: sample::ME, lease: TimeDelta::seconds(1_000_000) });
+        self.happen(n, &Event::Claimed { by: sample::INSTANCE, lease: TimeDelta::seconds(1_000_000) });
     }
 
     fn execute(&mut self, n: usize, result: Result<(), FailureType>) {
@@ -73,8 +73,8 @@ impl Life {
         self.happen(n, &Event::Reported(Report { run: None, result }));
     }
 
-    /// What the store loads for a retry of `targets`: every edge that touches one of them or what can be reached over
-    /// required edges, and the rows at both ends.
+    /// Returns what the store loads for a retry of `targets`: every edge that touches a target or a task that can be
+    /// reached from one over required edges, and the rows at both ends.
     fn seen(&self, targets: &[Uuid]) -> (Vec<Edge>, Vec<Task>) {
         let mut reached: HashSet<Uuid> = targets.iter().copied().collect();
         // Edges are sorted by parent, and a parent comes before its children.
@@ -92,7 +92,7 @@ impl Life {
         (edges, rows)
     }
 
-    /// Retries by hand, checks what came of it, and answers how many were revived.
+    /// Retries tasks manually, checks the result, and returns the number of revived tasks.
     fn retry(&mut self, targets: &[Uuid], cascade: bool) -> usize {
         let before = self.rows.clone();
         let (edges, rows) = self.seen(targets);
@@ -119,16 +119,19 @@ impl Life {
         assert!(cascade || revived.is_empty());
         for (before, after) in before.iter().zip(&self.rows) {
             let needed = || self.parents(before.id).filter(|(_, required)| *required).map(|(parent, _)| parent);
-            let fell = before.status == Failure && before.failure_type == Some(FailureType::Dependency);
+            let failed_by_dependency = before.status == Failure && before.failure_type == Some(FailureType::Dependency);
             let is_blocked = needed().any(is_bad);
             let is_freed = needed().any(|parent| targets.contains(&parent.id) || revived.contains(&parent.id));
             if retried.contains(&before.id) {
                 assert!(!is_blocked && !after.status.is_terminal());
             } else if revived.contains(&before.id) {
-                assert!(fell && is_freed && !is_blocked);
+                assert!(failed_by_dependency && is_freed && !is_blocked);
                 assert_eq!((after.status, after.run), (Waiting, before.run + 1));
             } else {
-                assert!(!cascade || !fell || !is_freed || is_blocked, "it should have come back: {before:?}");
+                assert!(
+                    !cascade || !failed_by_dependency || !is_freed || is_blocked,
+                    "it should have been revived: {before:?}"
+                );
                 let (wait_count, last_updated) = (after.wait_count, after.last_updated);
                 assert_eq!(*after, Task { wait_count, last_updated, ..before.clone() }, "nothing else changes");
                 assert!(wait_count == before.wait_count || matches!(before.status, Waiting | Pending | Paused));
@@ -161,7 +164,7 @@ impl Life {
         0
     }
 
-    /// What must hold at every moment.
+    /// Checks the invariants that hold at every moment.
     fn check(&self) {
         for task in &self.rows {
             let waits = task.status == Waiting || task.status == Paused && !task.has_begun();
@@ -171,14 +174,17 @@ impl Life {
                 assert!(!needed.iter().any(|parent| is_bad(parent)), "it waits in vain: {task:?}");
                 assert!(task.status == Paused || task.wait_count > 0, "nothing will release it: {task:?}");
             } else if !task.status.is_terminal() {
-                assert!(needed.iter().all(|parent| parent.status == Success), "it began too early: {task:?}");
+                assert!(
+                    needed.iter().all(|parent| parent.status == Success),
+                    "it began before its parents succeeded: {task:?}"
+                );
             }
         }
     }
 
-    /// From now on everything succeeds. Whatever is alive must come to its end.
+    /// Lets every task succeed from now on. Every alive task must end.
     fn finish(&mut self) {
-        // Each round at least the first of what is alive ends.
+        // In each round at least the first alive task ends.
         for _ in 0..self.rows.len() {
             for n in 0..self.rows.len() {
                 self.clock += 100_000;
@@ -211,7 +217,7 @@ fn graph() -> impl Strategy<Value = (usize, Vec<Edge>)> {
 }
 
 #[test]
-fn any_life_of_a_graph_is_sound_and_can_end_well() {
+fn any_history_of_a_graph_keeps_the_invariants_and_can_end() {
     let steps = prop::collection::vec((any::<u8>(), any::<usize>(), any::<bool>()), 0..80);
     let (revived, ended_well) = (Cell::new(0), Cell::new(0));
     let mut runner = TestRunner::new(ProptestConfig::with_cases(1500));
@@ -223,7 +229,7 @@ fn any_life_of_a_graph_is_sound_and_can_end_well() {
             life.check();
         }
         life.clock += 1000;
-        // Everything that failed by itself or was canceled comes back, and all that fell with it.
+        // Retry everything that failed by itself or was canceled, with the tasks that failed because of it.
         let bad = |task: &&Task| is_bad(task) && task.failure_type != Some(FailureType::Dependency);
         let targets: Vec<Uuid> = life.rows.iter().filter(bad).map(|task| task.id).collect();
         revived.set(revived.get() + life.retry(&targets, true));

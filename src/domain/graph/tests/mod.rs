@@ -21,8 +21,8 @@ fn edge(parent: usize, child: usize) -> Edge {
     Edge { parent: id(parent), child: id(child), requires_success: true }
 }
 
-/// An edge whose child only wants its parent to be over.
-fn loose(parent: usize, child: usize) -> Edge {
+/// An edge that only requires the end of the parent.
+fn optional(parent: usize, child: usize) -> Edge {
     Edge { requires_success: false, ..edge(parent, child) }
 }
 
@@ -30,7 +30,7 @@ fn row(n: usize, status: Status, wait_count: usize) -> Task {
     Task { id: id(n), wait_count: i32::try_from(wait_count).unwrap(), ..sample::task(status) }
 }
 
-/// A task that was running and now ends so.
+/// Ends a running task in this status.
 fn settled(n: usize, status: Status) -> Settled {
     let event = match status {
         Success => Event::Reported(Report { run: None, result: Ok(()) }),
@@ -45,7 +45,7 @@ fn settled(n: usize, status: Status) -> Settled {
     decide(&running, &event, moment(0)).unwrap().unwrap().settled().unwrap()
 }
 
-/// Which tasks change and to what, in the order of their numbers: status and parents still open.
+/// Returns the tasks that change, ordered by number: new status and open parents.
 fn moved(settled: &[Settled], edges: &[Edge], rows: &[Task]) -> Vec<(usize, Status, i32)> {
     let mut found: Vec<(usize, Status, i32)> = propagate(settled, edges, rows, moment(0))
         .iter()
@@ -59,7 +59,7 @@ fn moved(settled: &[Settled], edges: &[Edge], rows: &[Task]) -> Vec<(usize, Stat
 }
 
 #[test]
-fn a_diamond_closes_when_both_sides_are_over() {
+fn a_diamond_joins_when_both_sides_have_ended() {
     let edges = [edge(0, 1), edge(0, 2), edge(1, 3), edge(2, 3)];
     let rows = [row(1, Waiting, 1), row(2, Waiting, 1), row(3, Waiting, 2)];
     assert_eq!(moved(&[settled(0, Success)], &edges, &rows), [(1, Pending, 0), (2, Pending, 0)]);
@@ -73,22 +73,22 @@ fn a_diamond_closes_when_both_sides_are_over() {
 }
 
 #[test]
-fn who_only_waits_for_the_end_does_not_fall() {
+fn a_child_that_requires_no_success_does_not_fail() {
     for bad in [Failure, Canceled] {
-        let edges = [loose(0, 1), edge(0, 2), loose(2, 3), edge(2, 4), loose(4, 3)];
+        let edges = [optional(0, 1), edge(0, 2), optional(2, 3), edge(2, 4), optional(4, 3)];
         let rows = [row(1, Waiting, 1), row(2, Waiting, 1), row(3, Waiting, 2), row(4, Waiting, 1)];
         let expected = [(1, Pending, 0), (2, Failure, 0), (3, Pending, 0), (4, Failure, 0)];
-        assert_eq!(moved(&[settled(0, bad)], &edges, &rows), expected, "also after a fallen parent");
+        assert_eq!(moved(&[settled(0, bad)], &edges, &rows), expected, "also below a failed parent");
     }
 }
 
 #[test]
-fn a_fall_goes_through_every_level_and_says_why() {
+fn a_failure_cascades_through_every_level() {
     let edges = [edge(0, 1), edge(1, 2), edge(2, 3), edge(3, 4)];
     let rows: Vec<Task> = (1..=4).map(|n| row(n, Waiting, 1)).collect();
-    let fallen = propagate(&[settled(0, Failure)], &edges, &rows, moment(0));
-    assert_eq!(fallen.len(), 4);
-    for transition in fallen {
+    let failed = propagate(&[settled(0, Failure)], &edges, &rows, moment(0));
+    assert_eq!(failed.len(), 4);
+    for transition in failed {
         let task = transition.task();
         assert_eq!((task.status, task.ended_at, transition.cause()), (Failure, Some(at(0)), Cause::Dependency));
         assert_eq!(task.failure_type, Some(FailureType::Dependency));
@@ -97,14 +97,14 @@ fn a_fall_goes_through_every_level_and_says_why() {
 }
 
 #[test]
-fn success_goes_one_level_far() {
+fn a_success_releases_only_direct_children() {
     let edges = [edge(0, 1), edge(1, 2)];
     let rows = [row(1, Waiting, 1), row(2, Waiting, 1)];
     assert_eq!(moved(&[settled(0, Success)], &edges, &rows), [(1, Pending, 0)]);
 }
 
 #[test]
-fn paused_children_count_down_and_fall() {
+fn paused_children_count_parents_and_fail_with_them() {
     let edges = [edge(0, 1), edge(1, 2)];
     let rows = [row(1, Paused, 1), row(2, Paused, 2)];
     assert_eq!(moved(&[settled(0, Success)], &edges, &rows), [(1, Paused, 0)]);
@@ -112,7 +112,7 @@ fn paused_children_count_down_and_fall() {
 }
 
 #[test]
-fn what_is_over_stays_as_it_is_and_lets_nothing_through() {
+fn a_terminal_child_does_not_change_or_propagate() {
     for over in [Success, Failure, Canceled] {
         let edges = [edge(0, 1), edge(1, 2)];
         let rows = [row(1, over, 1), row(2, Waiting, 1)];
@@ -123,8 +123,8 @@ fn what_is_over_stays_as_it_is_and_lets_nothing_through() {
 }
 
 #[test]
-fn tasks_that_settle_together_do_not_fall_over_each_other() {
-    // All of a batch are canceled directly: the rows of the children are Canceled already.
+fn tasks_that_end_together_do_not_propagate_to_each_other() {
+    // All tasks of a batch are canceled directly, so the rows of the children are already Canceled.
     let edges = [edge(0, 1), edge(1, 2)];
     let rows = [row(1, Canceled, 1), row(2, Canceled, 1)];
     let all = [settled(0, Canceled), settled(1, Canceled), settled(2, Canceled)];
@@ -132,36 +132,36 @@ fn tasks_that_settle_together_do_not_fall_over_each_other() {
 }
 
 #[test]
-fn one_bad_parent_is_enough() {
+fn one_failed_parent_fails_the_child() {
     let edges = [edge(0, 3), edge(1, 3), edge(2, 3), edge(3, 4), edge(2, 4)];
     let rows = [row(3, Waiting, 3), row(4, Waiting, 2)];
     let expected = [(3, Failure, 1), (4, Failure, 1)];
     assert_eq!(moved(&[settled(0, Success), settled(1, Failure)], &edges, &rows), expected);
-    // The other parents may end later; their child has ended before.
+    // The other parent ends later, after its child.
     assert_eq!(moved(&[settled(2, Success)], &edges, &[row(3, Failure, 1), row(4, Failure, 1)]), []);
 }
 
 #[test]
-fn children_without_a_row_are_left_alone() {
+fn children_without_a_locked_row_do_not_change() {
     assert_eq!(moved(&[settled(0, Failure)], &[edge(0, 1)], &[]), []);
     assert_eq!(moved(&[], &[edge(0, 1)], &[row(1, Waiting, 1)]), []);
 }
 
-/// Far more than it takes where the work grows with the edges alone, far less than where it grows with their square.
+/// Far more time than work linear in the edges takes, and far less than quadratic work would take.
 const QUICK: Duration = Duration::from_secs(5);
 
 #[test]
-fn a_long_chain_falls_quickly() {
+fn a_chain_of_10_000_tasks_fails_quickly() {
     let edges: Vec<Edge> = (0..10_000).map(|n| edge(n, n + 1)).collect();
     let rows: Vec<Task> = (1..=10_000).map(|n| row(n, Waiting, 1)).collect();
     let began = Instant::now();
-    let fallen = propagate(&[settled(0, Failure)], &edges, &rows, moment(0));
+    let failed = propagate(&[settled(0, Failure)], &edges, &rows, moment(0));
     assert!(began.elapsed() < QUICK, "{:?}", began.elapsed());
-    assert_eq!(fallen.iter().filter(|t| t.task().status == Failure).count(), 10_000);
+    assert_eq!(failed.iter().filter(|t| t.task().status == Failure).count(), 10_000);
 }
 
 #[test]
-fn many_parents_of_one_child_are_counted_quickly() {
+fn ten_thousand_parents_of_one_child_are_counted_quickly() {
     let edges: Vec<Edge> = (0..10_000).map(|n| edge(n, 10_000)).collect();
     let parents: Vec<Settled> = (0..10_000).map(|n| settled(n, Success)).collect();
     let rows = [row(10_000, Waiting, 10_000)];
@@ -171,10 +171,10 @@ fn many_parents_of_one_child_are_counted_quickly() {
     assert!(began.elapsed() < QUICK, "{:?}", began.elapsed());
 }
 
-/// A graph whose tasks settle now, wait, or were over before.
+/// A graph whose tasks end now, wait, or had ended before.
 #[derive(Debug)]
 struct World {
-    /// The status and, if it is terminal, whether the task got there only now.
+    /// The status and, if it is terminal, whether the task ends only now.
     tasks: Vec<(Status, bool)>,
     edges: Vec<(usize, usize, bool)>,
 }
@@ -193,19 +193,19 @@ impl World {
         self.parents(n).filter(|(p, _)| !self.tasks[*p].0.is_terminal() || self.settles(*p)).count()
     }
 
-    /// It waits, and a parent that it requires ends badly now.
-    fn falls(&self, n: usize) -> bool {
-        let bad = |p: usize| self.falls(p) || self.settles(p) && self.tasks[p].0 != Success;
+    /// Whether the task waits and a required parent ends badly now.
+    fn fails(&self, n: usize) -> bool {
+        let bad = |p: usize| self.fails(p) || self.settles(p) && self.tasks[p].0 != Success;
         matches!(self.tasks[n].0, Waiting | Paused) && self.parents(n).any(|(p, required)| required && bad(p))
     }
 
     fn expected(&self) -> Vec<(usize, Status, i32)> {
         let change = |n: usize| {
-            let ended = self.parents(n).filter(|(p, _)| self.settles(*p) || self.falls(*p)).count();
+            let ended = self.parents(n).filter(|(p, _)| self.settles(*p) || self.fails(*p)).count();
             let open = i32::try_from(self.open_parents(n) - ended).unwrap();
             match self.tasks[n].0 {
                 Waiting | Paused if ended == 0 => None,
-                Waiting | Paused if self.falls(n) => Some((n, Failure, open)),
+                Waiting | Paused if self.fails(n) => Some((n, Failure, open)),
                 Waiting if open == 0 => Some((n, Pending, 0)),
                 alive @ (Waiting | Paused) => Some((n, alive, open)),
                 _ => None,
@@ -235,7 +235,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_graph_moves_as_the_definition_says(world in world()) {
+    fn any_graph_propagates_as_the_definition_says(world in world()) {
         let edges: Vec<Edge> = world
             .edges
             .iter()

@@ -5,11 +5,11 @@ use Status::{Claimed, RetryPending, Running};
 const STUCK_AFTER: TimeDelta = TimeDelta::seconds(30);
 
 /// A task that failed because of a parent.
-fn fallen(n: usize) -> Task {
+fn failed_by_dependency(n: usize) -> Task {
     Task { failure_type: Some(FailureType::Dependency), claimed_run: None, started_at: None, ..row(n, Failure, 0) }
 }
 
-/// The number of a task, what it becomes and how many parents it waits for, in the order in which they were decided.
+/// The number, new status and open parents of each changed task, in the order of the decisions.
 type Moves = Vec<(usize, Status, i32)>;
 
 #[derive(Debug, Default, PartialEq)]
@@ -36,10 +36,10 @@ fn revived(targets: &[usize], edges: &[Edge], rows: &[Task]) -> Result<Found, No
 }
 
 #[test]
-fn a_chain_comes_back_below_its_head() {
+fn a_retried_head_revives_its_chain() {
     let edges = [edge(0, 1), edge(1, 2), edge(2, 3)];
     for bad in [Failure, Canceled] {
-        let rows = [row(0, bad, 0), fallen(1), fallen(2), fallen(3)];
+        let rows = [row(0, bad, 0), failed_by_dependency(1), failed_by_dependency(2), failed_by_dependency(3)];
         let expected = Found {
             retried: vec![(0, Pending, 0)],
             revived: vec![(1, Waiting, 1), (2, Waiting, 1), (3, Waiting, 1)],
@@ -47,7 +47,7 @@ fn a_chain_comes_back_below_its_head() {
         };
         assert_eq!(revived(&[0], &edges, &rows), Ok(expected));
     }
-    let rows = [row(0, Failure, 0), fallen(1), fallen(2), fallen(3)];
+    let rows = [row(0, Failure, 0), failed_by_dependency(1), failed_by_dependency(2), failed_by_dependency(3)];
     let targets = [id(0)];
     let found = revive(&targets, true, &edges, &rows, STUCK_AFTER, moment(0)).unwrap();
     for (before, after) in rows.iter().zip(found.retried.iter().chain(&found.revived)) {
@@ -57,46 +57,47 @@ fn a_chain_comes_back_below_its_head() {
 }
 
 #[test]
-fn a_diamond_comes_back_and_closes_on_both_sides() {
+fn a_revived_diamond_waits_for_both_sides() {
     let edges = [edge(0, 1), edge(0, 2), edge(1, 3), edge(2, 3)];
-    let rows = [row(0, Failure, 0), fallen(1), fallen(2), fallen(3)];
+    let rows = [row(0, Failure, 0), failed_by_dependency(1), failed_by_dependency(2), failed_by_dependency(3)];
     let found = revived(&[0], &edges, &rows).unwrap();
     assert_eq!(found.revived, [(1, Waiting, 1), (2, Waiting, 1), (3, Waiting, 2)]);
-    // One side is done, or still at it.
-    let rows = [row(0, Success, 0), row(1, Failure, 0), row(2, Success, 0), fallen(3)];
+    // The other side has succeeded, or is still running.
+    let rows = [row(0, Success, 0), row(1, Failure, 0), row(2, Success, 0), failed_by_dependency(3)];
     let expected = Found { retried: vec![(1, Pending, 0)], revived: vec![(3, Waiting, 1)], waiting: vec![] };
     assert_eq!(revived(&[1], &edges, &rows), Ok(expected));
-    let rows = [row(0, Success, 0), row(1, Failure, 0), row(2, Running, 0), fallen(3)];
+    let rows = [row(0, Success, 0), row(1, Failure, 0), row(2, Running, 0), failed_by_dependency(3)];
     assert_eq!(revived(&[1], &edges, &rows).unwrap().revived, [(3, Waiting, 2)]);
 }
 
 #[test]
-fn who_has_another_reason_to_fail_stays_and_so_does_all_below() {
+fn a_task_with_another_failed_parent_is_not_revived() {
     let edges = [edge(0, 2), edge(1, 2), edge(2, 3)];
     for bad in [Failure, Canceled] {
-        let rows = [row(0, Failure, 0), row(1, bad, 0), fallen(2), fallen(3)];
+        let rows = [row(0, Failure, 0), row(1, bad, 0), failed_by_dependency(2), failed_by_dependency(3)];
         let alone = Found { retried: vec![(0, Pending, 0)], ..Found::default() };
         assert_eq!(revived(&[0], &edges, &rows), Ok(alone));
-        // Once the other one is open again, nothing keeps it down.
-        let rows = [row(0, Pending, 0), row(1, bad, 0), fallen(2), fallen(3)];
+        // The task is revived once the other parent is open again.
+        let rows = [row(0, Pending, 0), row(1, bad, 0), failed_by_dependency(2), failed_by_dependency(3)];
         assert_eq!(revived(&[1], &edges, &rows).unwrap().revived, [(2, Waiting, 2), (3, Waiting, 1)]);
     }
     // One that failed by itself is not the doing of the one above it.
-    let edges = [loose(0, 1), edge(1, 2), edge(0, 2)];
-    let rows = [row(0, Failure, 0), row(1, Failure, 0), fallen(2)];
+    let edges = [optional(0, 1), edge(1, 2), edge(0, 2)];
+    let rows = [row(0, Failure, 0), row(1, Failure, 0), failed_by_dependency(2)];
     assert_eq!(revived(&[0], &edges, &rows), Ok(Found { retried: vec![(0, Pending, 0)], ..Found::default() }));
 }
 
 #[test]
 fn what_was_canceled_or_has_succeeded_stays() {
-    let edges = [edge(0, 1), edge(1, 2), loose(0, 3), edge(3, 4)];
-    let rows = [row(0, Failure, 0), row(1, Canceled, 0), fallen(2), row(3, Success, 0), row(4, Success, 0)];
+    let edges = [edge(0, 1), edge(1, 2), optional(0, 3), edge(3, 4)];
+    let rows =
+        [row(0, Failure, 0), row(1, Canceled, 0), failed_by_dependency(2), row(3, Success, 0), row(4, Success, 0)];
     assert_eq!(revived(&[0], &edges, &rows), Ok(Found { retried: vec![(0, Pending, 0)], ..Found::default() }));
 }
 
 #[test]
 fn who_only_waits_for_the_end_waits_again_if_it_has_not_begun() {
-    let edges = [loose(0, 2), edge(1, 2)];
+    let edges = [optional(0, 2), edge(1, 2)];
     for (status, wait_count) in [(Waiting, 1), (Paused, 1), (Paused, 0), (Pending, 0)] {
         let other = if wait_count == 0 { Success } else { Running };
         let child = Task { claimed_run: None, ..row(2, status, wait_count) };
@@ -115,92 +116,94 @@ fn who_only_waits_for_the_end_waits_again_if_it_has_not_begun() {
 }
 
 #[test]
-fn who_waits_for_the_end_of_what_is_revived_waits_again_for_each() {
-    let edges = [edge(0, 1), loose(0, 3), loose(1, 3), loose(2, 3)];
-    let rows = [row(0, Failure, 0), fallen(1), row(2, Running, 0), row(3, Waiting, 1)];
+fn who_waits_for_the_end_of_revived_tasks_waits_again_for_each() {
+    let edges = [edge(0, 1), optional(0, 3), optional(1, 3), optional(2, 3)];
+    let rows = [row(0, Failure, 0), failed_by_dependency(1), row(2, Running, 0), row(3, Waiting, 1)];
     let expected =
         Found { retried: vec![(0, Pending, 0)], revived: vec![(1, Waiting, 1)], waiting: vec![(3, Waiting, 3)] };
     assert_eq!(revived(&[0], &edges, &rows), Ok(expected));
     let alone = Found { retried: vec![(0, Pending, 0)], revived: vec![], waiting: vec![(3, Waiting, 2)] };
     assert_eq!(revived_with(&[0], false, &edges, &rows), Ok(alone));
-    // Who comes back itself counts them once.
-    let edges = [edge(0, 1), loose(0, 2), edge(1, 2)];
-    let rows = [row(0, Failure, 0), fallen(1), fallen(2)];
+    // A child that is revived itself counts each parent once.
+    let edges = [edge(0, 1), optional(0, 2), edge(1, 2)];
+    let rows = [row(0, Failure, 0), failed_by_dependency(1), failed_by_dependency(2)];
     let expected =
         Found { retried: vec![(0, Pending, 0)], revived: vec![(1, Waiting, 1), (2, Waiting, 2)], waiting: vec![] };
     assert_eq!(revived(&[0], &edges, &rows), Ok(expected));
 }
 
 #[test]
-fn a_task_that_was_open_all_along_is_not_waited_for_twice() {
+fn children_do_not_count_an_open_task_twice() {
     for status in [RetryPending, Claimed, Running] {
-        let edges = [loose(0, 1), edge(0, 2)];
+        let edges = [optional(0, 1), edge(0, 2)];
         let rows = [row(0, status, 0), row(1, Waiting, 1), row(2, Waiting, 1)];
         assert_eq!(revived(&[0], &edges, &rows), Ok(Found { retried: vec![(0, Pending, 0)], ..Found::default() }));
     }
 }
 
 #[test]
-fn what_fell_before_comes_back_too_if_nothing_else_keeps_it_down() {
-    // The first one was retried without cascade, and is at it again.
+fn a_retry_with_cascade_revives_tasks_that_failed_earlier() {
+    // The first task was retried without cascade and is open.
     let edges = [edge(0, 1), edge(1, 2)];
     let both = vec![(1, Waiting, 1), (2, Waiting, 1)];
     for status in [RetryPending, Claimed, Running] {
-        let rows = [row(0, status, 0), fallen(1), fallen(2)];
+        let rows = [row(0, status, 0), failed_by_dependency(1), failed_by_dependency(2)];
         let expected = Found { retried: vec![(0, Pending, 0)], revived: both.clone(), waiting: vec![] };
         assert_eq!(revived(&[0], &edges, &rows), Ok(expected), "{status:?}");
     }
-    // Or in line still: a press with cascade asks for more than the one before it.
-    let rows = [row(0, Failure, 0), fallen(1), fallen(2)];
+    // The first task is still queued. A retry with cascade does more than the one without.
+    let rows = [row(0, Failure, 0), failed_by_dependency(1), failed_by_dependency(2)];
     let once = revive(&[id(0)], false, &edges, &rows, STUCK_AFTER, moment(0)).unwrap();
-    let rows = [once.retried[0].task().clone(), fallen(1), fallen(2)];
+    let rows = [once.retried[0].task().clone(), failed_by_dependency(1), failed_by_dependency(2)];
     let expected = Found { retried: vec![], revived: both, waiting: vec![] };
     assert_eq!(revived(&[0], &edges, &rows), Ok(expected));
     assert_eq!(revived_with(&[0], false, &edges, &rows), Ok(Found::default()));
 }
 
 #[test]
-fn nothing_is_retried_below_a_parent_that_stays_bad() {
+fn a_task_below_a_failed_parent_cannot_be_retried() {
     let edges = [edge(0, 1), edge(1, 2)];
     for bad in [Failure, Canceled] {
         for (target, parent) in [(1, 0), (2, 1)] {
-            let rows = [row(0, bad, 0), fallen(1), fallen(2)];
+            let rows = [row(0, bad, 0), failed_by_dependency(1), failed_by_dependency(2)];
             let blocked = Err(NoRevival::Blocked { task: id(target), parent: id(parent) });
             assert_eq!(revived(&[target], &edges, &rows), blocked);
             assert_eq!(revived_with(&[target], false, &edges, &rows), blocked);
         }
-        // One that was canceled by itself is blocked as well.
-        let rows = [row(0, bad, 0), row(1, Canceled, 0), fallen(2)];
+        // A task that was canceled itself is blocked as well.
+        let rows = [row(0, bad, 0), row(1, Canceled, 0), failed_by_dependency(2)];
         assert_eq!(revived(&[1], &edges, &rows), Err(NoRevival::Blocked { task: id(1), parent: id(0) }));
-        // All that is in the way is retried too.
-        let rows = [row(0, bad, 0), fallen(1), fallen(2)];
+        // The task can be retried together with its failed parent.
+        let rows = [row(0, bad, 0), failed_by_dependency(1), failed_by_dependency(2)];
         let expected =
             Found { retried: vec![(0, Pending, 0), (1, Waiting, 1)], revived: vec![(2, Waiting, 1)], waiting: vec![] };
         assert_eq!(revived(&[1, 0], &edges, &rows), Ok(expected));
-        // Who does not need its success is not blocked.
+        // A task that does not require the success of its parent is not blocked.
         let rows = [row(0, bad, 0), row(1, Failure, 0)];
-        assert_eq!(revived(&[1], &[loose(0, 1)], &rows).unwrap().retried, [(1, Pending, 0)]);
+        assert_eq!(revived(&[1], &[optional(0, 1)], &rows).unwrap().retried, [(1, Pending, 0)]);
     }
-    // A parent that has been retried meanwhile is waited for, one that is done is not.
+    // The task waits for a parent that has been retried meanwhile, but not for one that has succeeded.
     for (parent, expected) in [(Running, (1, Waiting, 1)), (Waiting, (1, Waiting, 1)), (Success, (1, Pending, 0))] {
-        let found = revived(&[1], &edges, &[row(0, parent, 1), fallen(1), fallen(2)]).unwrap();
+        let found =
+            revived(&[1], &edges, &[row(0, parent, 1), failed_by_dependency(1), failed_by_dependency(2)]).unwrap();
         assert_eq!((found.retried, found.revived), (vec![expected], vec![(2, Waiting, 1)]), "{parent:?}");
     }
 }
 
 #[test]
-fn without_cascade_only_the_named_comes_back() {
+fn without_cascade_only_the_target_is_retried() {
     let edges = [edge(0, 1), edge(1, 2)];
-    let rows = [row(0, Failure, 0), fallen(1), fallen(2)];
+    let rows = [row(0, Failure, 0), failed_by_dependency(1), failed_by_dependency(2)];
     let expected = Found { retried: vec![(0, Pending, 0)], ..Found::default() };
     assert_eq!(revived_with(&[0], false, &edges, &rows), Ok(expected));
 }
 
 #[test]
-fn several_at_once() {
-    // What fell because of two comes back if both do; one that failed by itself waits for the one above it.
-    let edges = [edge(0, 3), edge(1, 3), loose(0, 2), edge(2, 4), edge(3, 4)];
-    let rows = [row(0, Failure, 0), row(1, Failure, 0), row(2, Failure, 0), fallen(3), fallen(4)];
+fn several_targets_are_retried_at_once() {
+    // A task that failed because of two parents is revived if both are retried. A target waits for a retried parent.
+    let edges = [edge(0, 3), edge(1, 3), optional(0, 2), edge(2, 4), edge(3, 4)];
+    let rows =
+        [row(0, Failure, 0), row(1, Failure, 0), row(2, Failure, 0), failed_by_dependency(3), failed_by_dependency(4)];
     let expected = Found {
         retried: vec![(0, Pending, 0), (1, Pending, 0), (2, Waiting, 1)],
         revived: vec![(3, Waiting, 2), (4, Waiting, 2)],
@@ -213,47 +216,47 @@ fn several_at_once() {
 }
 
 #[test]
-fn one_that_is_refused_holds_up_all() {
+fn one_refused_target_refuses_the_whole_retry() {
     let edges = [edge(0, 1)];
     for status in [Success, Paused, Pending, Waiting] {
-        let rows = [row(0, Failure, 0), fallen(1), row(2, status, 0)];
+        let rows = [row(0, Failure, 0), failed_by_dependency(1), row(2, status, 0)];
         assert_eq!(revived(&[2], &edges, &rows), Err(NoRevival::Refused(id(2))), "{status:?}");
         assert_eq!(revived(&[0, 2], &edges, &rows), Err(NoRevival::Refused(id(2))), "{status:?}");
     }
     for status in [Claimed, Running] {
         let alive = Task { last_updated: at(-29), ..row(2, status, 0) };
-        let rows = [row(0, Failure, 0), fallen(1), alive];
+        let rows = [row(0, Failure, 0), failed_by_dependency(1), alive];
         assert_eq!(revived(&[2], &edges, &rows), Err(NoRevival::Refused(id(2))), "{status:?} and not stuck");
     }
 }
 
 #[test]
-fn a_second_press_brings_nothing_back() {
-    let edges = [edge(0, 1), loose(0, 2)];
-    let rows = [row(0, Failure, 0), fallen(1), row(2, Waiting, 1)];
+fn a_repeated_retry_revives_nothing() {
+    let edges = [edge(0, 1), optional(0, 2)];
+    let rows = [row(0, Failure, 0), failed_by_dependency(1), row(2, Waiting, 1)];
     let once = revive(&[id(0)], true, &edges, &rows, STUCK_AFTER, moment(0)).unwrap();
     let after: Vec<Task> =
         once.retried.iter().chain(&once.revived).chain(&once.waiting).map(|t| t.task().clone()).collect();
     assert_eq!(after.len(), 3);
     assert_eq!(revived(&[0], &edges, &after), Ok(Found::default()));
-    // One that is in line counts the parents that come back beside it.
-    let pressed = Task { manual_run: Some(sample::RUN), ..row(2, Waiting, 1) };
-    let edges = [loose(0, 2), loose(1, 2)];
-    let rows = [row(0, Failure, 0), row(1, Running, 0), pressed];
+    // A target that is already queued counts the parents that are retried with it.
+    let queued = Task { manual_run: Some(sample::RUN), ..row(2, Waiting, 1) };
+    let edges = [optional(0, 2), optional(1, 2)];
+    let rows = [row(0, Failure, 0), row(1, Running, 0), queued];
     let expected = Found { retried: vec![(0, Pending, 0)], revived: vec![], waiting: vec![(2, Waiting, 2)] };
     assert_eq!(revived(&[0, 2], &edges, &rows), Ok(expected));
 }
 
 #[test]
-fn a_long_chain_comes_back_quickly() {
+fn ten_thousand_tasks_are_revived_quickly() {
     let edges: Vec<Edge> = (0..10_000).map(|n| edge(n, n + 1)).collect();
     let mut rows = vec![row(0, Failure, 0)];
-    rows.extend((1..=10_000).map(fallen));
+    rows.extend((1..=10_000).map(failed_by_dependency));
     let began = Instant::now();
     assert_eq!(revived(&[0], &edges, &rows).unwrap().revived.len(), 10_000);
     let edges: Vec<Edge> = (0..10_000).map(|n| edge(n, 10_000)).collect();
     let mut rows: Vec<Task> = (0..10_000).map(|n| row(n, Failure, 0)).collect();
-    rows.push(fallen(10_000));
+    rows.push(failed_by_dependency(10_000));
     let all: Vec<usize> = (0..10_000).collect();
     assert_eq!(revived(&all, &edges, &rows).unwrap().revived, [(10_000, Waiting, 10_000)]);
     assert!(began.elapsed() < QUICK, "{:?}", began.elapsed());

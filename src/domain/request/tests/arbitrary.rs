@@ -11,7 +11,7 @@ use crate::domain::request::patch::{read_patch, read_progress, read_retry_reques
 use crate::domain::retry::failure::{FailureType, Trigger};
 use crate::domain::retry::policy::Strategy as Growth;
 
-/// Words that mean something somewhere, as names and as values.
+/// Words that the readers know, as names and as values.
 const WORDS: [&str; 53] = [
     "id",
     "name",
@@ -98,7 +98,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Mostly right: what a task may hold, at and past its limits, and now and then anything.
+/// A mostly valid task: fields at and past their limits, and now and then any value.
 fn plausible_task() -> impl Strategy<Value = Value> {
     let fragments = vec![
         json!({"id": "a"}),
@@ -179,7 +179,7 @@ fn check_policy(policy: &Policy) {
     assert!(policy.retry_on_status.iter().all(|pattern| !policy.no_retry_on_status.contains(pattern)));
     assert!(policy.expires_after_secs.is_none_or(|secs| secs >= 1));
     let stored = serde_json::to_value(policy).unwrap();
-    assert_eq!(serde_json::from_value::<Policy>(stored).unwrap(), *policy, "what is stored is read back");
+    assert_eq!(serde_json::from_value::<Policy>(stored).unwrap(), *policy, "a stored policy is read back");
 }
 
 fn check_batch(batch: &NewBatch) {
@@ -215,7 +215,7 @@ fn check_batch(batch: &NewBatch) {
 }
 
 fn check_problems(problems: &[String]) {
-    assert!(!problems.is_empty(), "a refusal says why");
+    assert!(!problems.is_empty(), "a refusal has a reason");
     assert!(problems.iter().all(|line| line.contains(": ")), "{problems:?}");
 }
 
@@ -223,7 +223,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn any_json_is_read_or_refused(body in any_json()) {
+    fn any_json_is_accepted_within_the_limits_or_refused(body in any_json()) {
         match read(body.clone()) {
             Ok(batch) => check_batch(&batch),
             Err(problems) => check_problems(&problems),
@@ -258,7 +258,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_an_answer(answer in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn any_bytes_can_be_an_answer(answer in prop::collection::vec(any::<u8>(), 0..64)) {
         if let Ok(Some(action)) = read_answered_action(&answer) {
             check_action(&action);
         }

@@ -14,14 +14,14 @@ fn params(more: Value) -> Value {
     action
 }
 
-/// Refused for one reason, which names this field of the parameters.
+/// Checks that the action is refused for one reason, which names this field of the parameters.
 fn refuse_param(field: &str, more: Value) {
     let found = read_start(params(more)).expect_err("must be refused");
     assert!(found.len() == 1 && found[0].starts_with(&format!("[0].on_start.params.{field}: ")), "{field}: {found:?}");
 }
 
 #[test]
-fn an_action_arrives_as_it_was_given() {
+fn an_action_is_read_as_given() {
     let action = read_start(params(json!({"verb": "Patch", "body": [1, null], "headers": {"X-Mine": "yes\tit is"}})));
     let expected = WebhookParams {
         url: "http://worker/start".into(),
@@ -33,7 +33,7 @@ fn an_action_arrives_as_it_was_given() {
 }
 
 #[test]
-fn kind_and_params_are_required() {
+fn an_action_requires_kind_and_params() {
     let required = ["[0].on_start.kind: is required", "[0].on_start.params: is required"];
     assert_eq!(read_start(json!({})).unwrap_err(), required);
     assert_eq!(read_start(json!({"kind": null, "params": null})).unwrap_err(), required);
@@ -50,7 +50,7 @@ fn kind_and_params_are_required() {
 }
 
 #[test]
-fn verbs() {
+fn verbs_are_read_in_any_letter_case() {
     let verbs = [Verb::Get, Verb::Post, Verb::Put, Verb::Patch, Verb::Delete];
     for (word, verb) in ["Get", "Post", "Put", "Patch", "Delete"].into_iter().zip(verbs) {
         for word in [word.to_owned(), word.to_uppercase(), word.to_lowercase()] {
@@ -89,7 +89,7 @@ fn urls_are_http_or_https() {
 }
 
 #[test]
-fn headers_have_names_and_visible_values() {
+fn headers_have_valid_names_and_visible_values() {
     let accepted =
         json!({"A": "", "x-0!#$%&'*+-.^_`|~": "v", "Authorization": "Bearer a b\tc", "long": "x".repeat(8192)});
     assert_eq!(read_start(params(json!({"headers": accepted}))).unwrap().params.headers.len(), 4);
@@ -108,7 +108,7 @@ fn headers_have_names_and_visible_values() {
 }
 
 #[test]
-fn headers_of_the_service_cannot_be_set() {
+fn reserved_headers_are_refused() {
     let ours = ["Idempotency-Key", "X-Task-Id", "X-Task-Trigger", "X-Task-Attempt", "traceparent"];
     let signature = ["webhook-id", "webhook-timestamp", "webhook-signature"];
     let transport = ["Host", "Content-Length", "Transfer-Encoding", "Connection"];
@@ -120,7 +120,7 @@ fn headers_of_the_service_cannot_be_set() {
 }
 
 #[test]
-fn an_answer_may_hold_an_action() {
+fn an_answer_may_contain_an_action() {
     let answer = |value: Value| read_answered_action(value.to_string().as_bytes());
     let mut action = webhook("http://w/cancel");
     assert_eq!(answer(action.clone()).unwrap().unwrap().params.url, "http://w/cancel");
@@ -138,7 +138,7 @@ fn an_answer_may_hold_an_action() {
 }
 
 #[test]
-fn an_answered_action_that_is_not_valid_is_refused_with_the_reason() {
+fn an_invalid_action_of_an_answer_is_refused_with_the_reason() {
     let cases = [
         (json!({"url": "http://w/cancel"}), "answer.kind: is required; answer.params: is required"),
         (json!({"kind": "Mail"}), "answer.kind: must be one of Webhook, not \"Mail\"; answer.params: is required"),
@@ -159,7 +159,7 @@ fn an_answered_action_that_is_not_valid_is_refused_with_the_reason() {
 }
 
 #[test]
-fn the_body_of_an_action_stays_the_text_it_was() {
+fn the_body_of_an_action_stays_text() {
     let read = |body: &str| {
         let text = params(json!({"body": "here"})).to_string().replace("\"here\"", body);
         let batch = format!("[{{\"name\": \"n\", \"kind\": \"k\", \"on_start\": {text}}}]");
@@ -191,7 +191,7 @@ fn the_body_of_an_action_stays_the_text_it_was() {
 }
 
 #[test]
-fn secrets_in_headers_are_hidden() {
+fn values_of_secret_headers_are_hidden() {
     let names = [
         "Authorization",
         "proxy-authorization",
@@ -227,7 +227,7 @@ fn secrets_in_headers_are_hidden() {
 }
 
 #[test]
-fn actions_and_tasks_have_a_largest_size() {
+fn the_size_of_actions_and_tasks_is_limited() {
     let limits = RequestLimits { action_bytes: 300, task_bytes: 1000, metadata_bytes: 900, ..LIMITS };
     let bare = params(json!({"body": ""})).to_string().len();
     let action = |size: usize| params(json!({"body": "x".repeat(size - bare)}));
@@ -254,7 +254,7 @@ fn actions_and_tasks_have_a_largest_size() {
         too_large("[1].on_start", 1000).remove(0),
     ];
     assert_eq!(found(both), expected);
-    // As jsonb a small number can be long.
+    // A short number can be long as jsonb.
     let numbers =
         task(json!({"metadata": {"a": 1e300, "b": 1e300}, "on_start": action(300), "fair_key": "x".repeat(100)}));
     let size = numbers[1].to_string().len() + 2 * (301 - 6);
@@ -262,7 +262,9 @@ fn actions_and_tasks_have_a_largest_size() {
     assert_eq!(found(numbers), [format!("[1]: must have at most 1000 bytes, not {expected} (MAX_TASK_BYTES)")]);
     let rest = found(json!({"tasks": [], "scope": "x".repeat(2000)}));
     assert!(
-        rest.len() == 1 && rest[0].contains("beside tasks and on_batch_complete") && rest[0].contains("MAX_TASK_BYTES"),
+        rest.len() == 1
+            && rest[0].contains("other than tasks and on_batch_complete")
+            && rest[0].contains("MAX_TASK_BYTES"),
         "{rest:?}"
     );
 }

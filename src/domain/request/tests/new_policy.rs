@@ -7,7 +7,7 @@ fn read(retry: Value) -> Result<Policy, Vec<String>> {
     read_default_policy(retry, &RETRY_LIMITS)
 }
 
-/// With what every policy needs, and this.
+/// Reads a policy with its required fields and these.
 fn read_with(mut retry: Value) -> Result<Policy, Vec<String>> {
     if let Value::Object(retry) = &mut retry {
         retry.entry("max_retries").or_insert(json!(3));
@@ -19,7 +19,7 @@ fn strategy_of(retry: Value) -> Strategy {
     read_with(retry).unwrap().strategy
 }
 
-/// Refused for one reason, which names this field.
+/// Checks that the policy is refused for one reason, which names this field.
 fn refuse(field: &str, retry: Value) {
     let shown = retry.to_string();
     let found = read_with(retry).expect_err(&shown);
@@ -39,7 +39,7 @@ fn default_policy() -> Policy {
 }
 
 #[test]
-fn only_max_retries_is_required() {
+fn a_policy_requires_only_max_retries() {
     assert_eq!(read_with(json!({})).unwrap(), default_policy());
     let nulls = json!({
         "strategy": null, "initial_delay_secs": null, "backoff_multiplier": null, "max_delay_secs": null,
@@ -54,7 +54,7 @@ fn only_max_retries_is_required() {
 }
 
 #[test]
-fn a_whole_policy_arrives() {
+fn a_policy_with_all_fields_is_read() {
     let policy = read(json!({
         "max_retries": 10, "strategy": "exponential_backoff", "initial_delay_secs": 1, "backoff_multiplier": 1.5,
         "max_delay_secs": 3600, "jitter_ms": 0, "retry_on": ["explicit", "timeout", "explicit"],
@@ -73,7 +73,7 @@ fn a_whole_policy_arrives() {
 }
 
 #[test]
-fn whole_numbers_have_limits() {
+fn whole_numbers_of_a_policy_have_limits() {
     let cases = [("max_retries", 1, 10), ("initial_delay_secs", 1, 3600), ("max_delay_secs", 1, 3600)];
     for (field, low, high) in cases {
         for value in [low, high] {
@@ -102,7 +102,7 @@ fn whole_numbers_have_limits() {
 }
 
 #[test]
-fn the_limits_come_from_the_configuration() {
+fn the_limits_of_a_policy_come_from_the_configuration() {
     let limits = RetryLimits { max_retries: 2, max_delay_secs: 60, max_schedule_delay_secs: 7200, ..RETRY_LIMITS };
     let read = |retry| read_default_policy(retry, &limits);
     assert!(read(json!({"max_retries": 2, "max_delay_secs": 60})).is_ok());
@@ -120,7 +120,7 @@ fn the_limits_come_from_the_configuration() {
 }
 
 #[test]
-fn the_multiplier_is_at_least_one() {
+fn the_backoff_multiplier_is_at_least_one() {
     for value in [json!(1), json!(1.0), json!(7.25), json!(1e300)] {
         assert!(read_with(json!({"backoff_multiplier": value})).is_ok(), "{value}");
     }
@@ -131,16 +131,16 @@ fn the_multiplier_is_at_least_one() {
 }
 
 #[test]
-fn the_first_delay_does_not_exceed_the_longest() {
+fn the_initial_delay_does_not_exceed_the_maximum() {
     assert!(read_with(json!({"initial_delay_secs": 7, "max_delay_secs": 7})).is_ok());
     refuse("initial_delay_secs", json!({"initial_delay_secs": 8, "max_delay_secs": 7}));
-    assert_eq!(strategy_of(json!({"max_delay_secs": 3})), backoff(3, 2.0, 3), "the default gives way");
+    assert_eq!(strategy_of(json!({"max_delay_secs": 3})), backoff(3, 2.0, 3), "the default yields");
     assert_eq!(strategy_of(json!({"initial_delay_secs": 1000})), backoff(1000, 2.0, 1000));
     assert_eq!(strategy_of(json!({"initial_delay_secs": 3600})), backoff(3600, 2.0, 3600));
 }
 
 #[test]
-fn retry_on_names_triggers() {
+fn retry_on_lists_triggers() {
     for trigger in Trigger::ALL {
         let policy = read_with(json!({"retry_on": [trigger.as_str()]})).unwrap();
         assert_eq!(policy.retry_on, [trigger]);
@@ -155,7 +155,7 @@ fn retry_on_names_triggers() {
 }
 
 #[test]
-fn strategies() {
+fn all_strategies_are_read() {
     for wrong in [json!("linear"), json!("ExponentialBackoff"), json!(""), json!(1), json!({})] {
         refuse("strategy", json!({"strategy": wrong}));
         let beside = json!({"strategy": wrong, "delay_secs": 0, "schedule": 1, "max_delay_secs": "x"});
@@ -171,7 +171,7 @@ fn strategies() {
 }
 
 #[test]
-fn every_strategy_has_its_own_fields_and_no_others() {
+fn a_strategy_accepts_only_its_own_fields() {
     let fields = [
         ("initial_delay_secs", json!(7), "exponential_backoff"),
         ("backoff_multiplier", json!(1.5), "exponential_backoff"),
@@ -179,7 +179,7 @@ fn every_strategy_has_its_own_fields_and_no_others() {
         ("delay_secs", json!(7), "fixed_delay"),
         ("schedule", json!([{"secs": 7}]), "custom"),
     ];
-    // What a strategy cannot do without.
+    // The required field of a strategy.
     let strategies = [
         ("immediate", json!({})),
         ("exponential_backoff", json!({})),
@@ -192,8 +192,11 @@ fn every_strategy_has_its_own_fields_and_no_others() {
             retry["max_retries"] = json!(3);
             retry["strategy"] = json!(strategy);
             retry[field] = value.clone();
-            let expected =
-                if strategy == *owner { vec![] } else { vec![format!("{field}: goes with strategy {owner} only")] };
+            let expected = if strategy == *owner {
+                vec![]
+            } else {
+                vec![format!("{field}: is allowed only with strategy {owner}")]
+            };
             assert_eq!(read(retry.clone()).err().unwrap_or_default(), expected, "{retry}");
             if strategy != *owner {
                 retry[field] = json!(null);
@@ -206,7 +209,7 @@ fn every_strategy_has_its_own_fields_and_no_others() {
             }
         }
     }
-    // Without a word it is a backoff.
+    // The default strategy is the backoff.
     refuse("delay_secs", json!({"delay_secs": 5}));
     refuse("schedule", json!({"schedule": [{"secs": 5}]}));
 }
@@ -223,7 +226,7 @@ fn a_fixed_delay_has_limits() {
 }
 
 #[test]
-fn a_schedule_has_entries() {
+fn a_schedule_has_1_to_1000_entries_of_one_unit() {
     let custom = |schedule: Value| json!({"strategy": "custom", "schedule": schedule});
     for wrong in [json!([]), json!({}), json!("30s"), json!(30), json!({"secs": 30})] {
         refuse("schedule", custom(wrong));
@@ -248,7 +251,7 @@ fn a_schedule_has_entries() {
 }
 
 #[test]
-fn entries_of_a_schedule_have_limits() {
+fn delays_of_a_schedule_have_limits() {
     let custom = |delay: Value| json!({"strategy": "custom", "schedule": [delay]});
     for (unit, most) in [("secs", 30 * 86_400), ("hours", 30 * 24), ("days", 30)] {
         for value in [1, most] {
@@ -266,7 +269,7 @@ fn entries_of_a_schedule_have_limits() {
 }
 
 #[test]
-fn status_lists_hold_codes_and_classes() {
+fn status_lists_accept_codes_and_classes() {
     for list in ["retry_on_status", "no_retry_on_status"] {
         for good in ["300", "404", "599", "3xx", "4xx", "5xx"] {
             assert!(read_with(json!({list: [good]})).is_ok(), "{good}");
@@ -284,17 +287,17 @@ fn status_lists_hold_codes_and_classes() {
 }
 
 #[test]
-fn a_pattern_is_in_one_list_only() {
+fn a_status_pattern_is_in_one_list_only() {
     for (both, problem) in [("429", "\"429\""), ("5xx", "\"5xx\"")] {
         let found = read_with(json!({"retry_on_status": ["300", both], "no_retry_on_status": [both, "301"]}));
-        assert_eq!(found.unwrap_err(), [format!("no_retry_on_status: {problem} is in retry_on_status too")]);
+        assert_eq!(found.unwrap_err(), [format!("no_retry_on_status: {problem} is also in retry_on_status")]);
     }
     assert!(read_with(json!({"retry_on_status": ["429"], "no_retry_on_status": ["4xx"]})).is_ok(), "one is more exact");
     assert!(read_with(json!({"retry_on_status": ["4xx"], "no_retry_on_status": ["429"]})).is_ok());
 }
 
 #[test]
-fn unknown_fields_and_nul_are_refused() {
+fn unknown_fields_and_nul_in_a_policy_are_refused() {
     for typo in ["max_retry", "delay", "retries", "Strategy", "kind"] {
         assert_eq!(read_with(json!({typo: 1})).unwrap_err(), [format!("{typo}: unknown field")]);
     }

@@ -17,7 +17,7 @@ fn problems(body: Value) -> Vec<String> {
     read(body).expect_err("must be refused")
 }
 
-/// A task with what every task needs, and this.
+/// A task with its required fields and these.
 fn task_with(more: Value) -> Value {
     let mut task = json!({"name": "n", "kind": "k"});
     if let (Value::Object(task), Value::Object(more)) = (&mut task, more) {
@@ -30,7 +30,7 @@ fn read_one(more: Value) -> Result<NewTask, Vec<String>> {
     read(json!([task_with(more)])).map(|mut batch| batch.tasks.remove(0))
 }
 
-/// Each value of the field is refused for one reason, and the reason names the field.
+/// Checks that each value of the field is refused for one reason, which names the field.
 fn refuse_each(field: &str, values: impl IntoIterator<Item = Value>) {
     for value in values {
         let found = read_one(json!({field: value})).expect_err(&format!("{field} = {value} must be refused"));
@@ -50,7 +50,7 @@ fn webhook(url: &str) -> Value {
 }
 
 #[test]
-fn defaults_are_filled_in() {
+fn a_new_task_has_defaults_for_absent_and_null_fields() {
     let expected = NewTask {
         name: "n".into(),
         kind: "k".into(),
@@ -78,7 +78,7 @@ fn defaults_are_filled_in() {
 }
 
 #[test]
-fn everything_that_is_given_arrives() {
+fn all_fields_of_a_new_task_are_read() {
     let task = read_one(json!({
         "id": "local", "timeout": 5, "metadata": {"a": [1]}, "priority": -7, "on_start": webhook("http://w/s"),
         "on_success": [webhook("http://w/1"), webhook("http://w/2")], "on_failure": [webhook("https://w/f")],
@@ -107,13 +107,13 @@ fn everything_that_is_given_arrives() {
 }
 
 #[test]
-fn dead_ends_are_canceled_if_the_batch_or_else_the_configuration_says_so() {
+fn dead_end_cancel_defaults_to_the_configuration() {
     for configured in [false, true] {
         let limits = RequestLimits { dead_end_cancel: configured, ..LIMITS };
         let wanted = |body: Value| read_batch(body.to_string().as_bytes(), &limits).unwrap().dead_end_cancel;
         assert_eq!(wanted(json!([])), configured);
-        for (said, expected) in [(json!(null), configured), (json!(true), true), (json!(false), false)] {
-            assert_eq!(wanted(json!({"tasks": [], "dead_end_cancel": said})), expected);
+        for (given, expected) in [(json!(null), configured), (json!(true), true), (json!(false), false)] {
+            assert_eq!(wanted(json!({"tasks": [], "dead_end_cancel": given})), expected);
         }
     }
     assert_eq!(problems(json!({"tasks": [], "dead_end_cancel": 1})).len(), 1);
@@ -136,7 +136,7 @@ fn dead_ends_are_canceled_if_the_batch_or_else_the_configuration_says_so() {
 }
 
 #[test]
-fn a_policy_is_its_own_the_kinds_or_none() {
+fn a_new_task_has_its_own_policy_the_default_or_none() {
     assert_eq!(read_one(json!({})).unwrap().retry, RetryChoice::OfKind);
     assert_eq!(read_one(json!({"retry": null})).unwrap().retry, RetryChoice::OptOut);
     let own = read_one(json!({"retry": {"max_retries": 1, "strategy": "immediate"}})).unwrap().retry;
@@ -145,7 +145,7 @@ fn a_policy_is_its_own_the_kinds_or_none() {
 }
 
 #[test]
-fn fields_have_limits() {
+fn fields_of_a_new_task_have_limits() {
     let long = |count| json!("ä".repeat(count));
     for (field, most) in [("name", 255), ("kind", 100), ("id", 255)] {
         accept_each(field, [long(1), long(most)]);
@@ -172,7 +172,7 @@ fn metadata_is_an_object_of_at_most_64_kib() {
 }
 
 #[test]
-fn wrong_types_are_refused_for_every_field() {
+fn wrong_types_are_refused_in_every_field_of_a_task() {
     let samples = [
         ("boolean", json!(true)),
         ("number", json!(7)),
@@ -210,7 +210,7 @@ fn wrong_types_are_refused_for_every_field() {
 }
 
 #[test]
-fn name_and_kind_are_required() {
+fn a_task_requires_name_and_kind() {
     assert_eq!(problems(json!([{}])), ["[0].name: is required", "[0].kind: is required"]);
     assert_eq!(problems(json!([{"name": null, "kind": "k"}])), ["[0].name: is required"]);
 }
@@ -247,7 +247,7 @@ fn a_batch_is_an_array_or_an_object() {
 }
 
 #[test]
-fn a_batch_has_limits() {
+fn the_size_of_a_batch_is_limited() {
     let tasks = |count| json!(vec![task_with(json!({})); count]);
     assert_eq!(read(tasks(12)).unwrap().tasks.len(), 12);
     assert!(problems(tasks(13))[0].starts_with("body: must have at most 12 tasks, not 13"));
@@ -260,7 +260,7 @@ fn a_batch_has_limits() {
     assert_eq!(read_one(json!({"on_success": hooks(2), "on_failure": hooks(3)})).unwrap_err().len(), 1);
     assert!(read_one(json!({"on_success": hooks(1), "on_failure": hooks(1), "on_retry": hooks(2)})).is_ok());
     let found = read_one(json!({"on_failure": hooks(2), "on_retry": hooks(3)})).unwrap_err();
-    assert_eq!(found, ["[0].on_success: and on_failure and on_retry must have at most 4 actions together"]);
+    assert_eq!(found, ["[0].on_success: with on_failure and on_retry must have at most 4 actions, not 5"]);
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn unknown_fields_are_refused_at_every_level() {
 }
 
 #[test]
-fn dependencies_name_earlier_tasks_once() {
+fn dependencies_name_earlier_tasks_of_the_batch_once() {
     let on = |ids: &[&str]| json!(ids.iter().map(|id| json!({"id": id})).collect::<Vec<_>>());
     let task = |id: &str, ids: &[&str]| task_with(json!({"id": id, "dependencies": on(ids)}));
     let batch = read(json!([task("a", &[]), task("b", &["a"]), task("c", &["b", "a"])])).unwrap();
@@ -321,7 +321,7 @@ fn dependencies_name_earlier_tasks_once() {
         (json!([task_with(json!({"dependencies": [{}]}))]), "[0].dependencies[0].id: is required".into()),
         (
             json!([task("a", &[]), task("b", &["a", "a", "a", "a"])]),
-            "[1].dependencies: must have at most 3 entries (MAX_DEPENDENCIES_PER_TASK)".into(),
+            "[1].dependencies: must have at most 3 entries, not 4 (MAX_DEPENDENCIES_PER_TASK)".into(),
         ),
     ];
     for (body, expected) in refused {
@@ -335,7 +335,7 @@ fn dependencies_name_earlier_tasks_once() {
 }
 
 #[test]
-fn nul_is_refused_wherever_it_stands() {
+fn nul_is_refused_anywhere_in_a_batch() {
     let action = json!({"kind": "Webhook", "params": {"url": "http://w/", "verb": "Put", "body": [{"x": "\0"}]}});
     let cases = [
         (json!([task_with(json!({"name": "a\0b"}))]), "[0].name"),
@@ -358,7 +358,7 @@ fn nul_is_refused_wherever_it_stands() {
 }
 
 #[test]
-fn every_problem_of_every_task_is_told_at_once() {
+fn all_problems_of_all_tasks_are_reported_at_once() {
     let found = problems(json!({
         "tasks": [
             {"id": "a", "name": "", "kind": "k", "timeout": 0},

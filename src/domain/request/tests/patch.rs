@@ -7,7 +7,7 @@ fn patch(body: Value) -> Result<Patch, Vec<String>> {
     read_patch(body, &LIMITS)
 }
 
-/// Refused for one reason, which names this field.
+/// Checks that the patch is refused for one reason, which names this field.
 fn refuse_patch(field: &str, body: Value) {
     let shown = body.to_string();
     let found = patch(body).expect_err(&shown);
@@ -15,7 +15,7 @@ fn refuse_patch(field: &str, body: Value) {
 }
 
 #[test]
-fn an_empty_patch_asks_for_nothing() {
+fn an_empty_patch_changes_nothing() {
     assert_eq!(patch(json!({})).unwrap(), Patch::default());
     let nulls = json!({
         "status": null, "failure_reason": null, "failure_type": null, "retry_after_secs": null, "metadata": null,
@@ -23,8 +23,12 @@ fn an_empty_patch_asks_for_nothing() {
     });
     assert_eq!(patch(nulls).unwrap(), Patch::default());
     assert_eq!(patch(json!(null)).unwrap_err(), ["body: must be an object, not null"]);
-    assert_eq!(read_progress(json!(null)).unwrap(), HeartbeatRequest::default(), "its body may be left out");
-    assert_eq!(read_retry_request(json!(null)), read_retry_request(json!({})), "and so may this one");
+    assert_eq!(
+        read_progress(json!(null)).unwrap(),
+        HeartbeatRequest::default(),
+        "the body of a heartbeat may be left out"
+    );
+    assert_eq!(read_retry_request(json!(null)), read_retry_request(json!({})), "the body of a retry may be left out");
     for (body, what) in [(json!([]), "an array"), (json!("x"), "a string"), (json!(1), "a number")] {
         assert_eq!(patch(body.clone()).unwrap_err(), [format!("body: must be an object, not {what}")]);
         assert_eq!(read_progress(body).unwrap_err(), [format!("body: must be an object, not {what}")]);
@@ -32,7 +36,7 @@ fn an_empty_patch_asks_for_nothing() {
 }
 
 #[test]
-fn everything_that_is_given_arrives() {
+fn all_fields_of_a_patch_are_read() {
     let read = patch(json!({
         "status": "Failure", "failure_reason": "no", "failure_type": "server_error", "retry_after_secs": 7,
         "metadata": {"a": 1}, "new_success": 2, "new_failures": 3, "expected_count": 4, "priority": -5, "run": 6,
@@ -57,7 +61,7 @@ fn everything_that_is_given_arrives() {
 }
 
 #[test]
-fn a_result_is_success_or_failure_in_any_spelling() {
+fn a_reported_status_is_success_or_failure_in_any_spelling() {
     for text in ["Success", "success", "SUCCESS", "sUcCeSs"] {
         assert_eq!(patch(json!({"status": text})).unwrap().result, Some(Ok(())), "{text}");
     }
@@ -75,7 +79,7 @@ fn a_result_is_success_or_failure_in_any_spelling() {
 }
 
 #[test]
-fn a_failure_has_a_reason() {
+fn a_reported_failure_requires_a_reason() {
     refuse_patch("failure_reason", json!({"status": "Failure"}));
     refuse_patch("failure_reason", json!({"status": "Failure", "failure_reason": null}));
     refuse_patch("failure_reason", json!({"status": "Failure", "failure_reason": ""}));
@@ -85,7 +89,7 @@ fn a_failure_has_a_reason() {
 }
 
 #[test]
-fn a_missing_reason_is_told_beside_other_problems() {
+fn a_missing_reason_is_reported_with_other_problems() {
     let found = patch(json!({"status": "Failure", "failure_type": "nonsense", "metadata": {"a": "\0"}, "run": -1}));
     let mut paths: Vec<String> = found.unwrap_err().iter().filter_map(|l| Some(l.split_once(": ")?.0.into())).collect();
     paths.sort_unstable();
@@ -93,7 +97,7 @@ fn a_missing_reason_is_told_beside_other_problems() {
 }
 
 #[test]
-fn failure_types_are_those_a_worker_can_know() {
+fn a_worker_reports_any_failure_type_but_dependency() {
     let read =
         |failure_type: Value| patch(json!({"status": "failure", "failure_reason": "x", "failure_type": failure_type}));
     for failure_type in FailureType::ALL.into_iter().filter(|t| *t != FailureType::Dependency) {
@@ -109,7 +113,7 @@ fn failure_types_are_those_a_worker_can_know() {
 }
 
 #[test]
-fn what_belongs_to_a_failure_goes_with_nothing_else() {
+fn failure_fields_require_status_failure() {
     for status in [json!("Success"), json!(null)] {
         refuse_patch("failure_reason", json!({"status": status, "failure_reason": "x"}));
         refuse_patch("failure_type", json!({"status": status, "failure_type": "timeout"}));
@@ -118,7 +122,7 @@ fn what_belongs_to_a_failure_goes_with_nothing_else() {
 }
 
 #[test]
-fn numbers_have_limits() {
+fn numbers_of_a_patch_have_limits() {
     let cases = [
         ("new_success", 0, i32::MAX),
         ("new_failures", 0, i32::MAX),
@@ -138,7 +142,7 @@ fn numbers_have_limits() {
 }
 
 #[test]
-fn metadata_and_unknown_fields() {
+fn wrong_metadata_and_unknown_fields_of_a_patch_are_refused() {
     for wrong in [json!([]), json!("x"), json!(1), json!({"m": "x".repeat(65_536)})] {
         refuse_patch("metadata", json!({"metadata": wrong}));
     }
@@ -149,7 +153,7 @@ fn metadata_and_unknown_fields() {
 }
 
 #[test]
-fn progress_adds_to_counters() {
+fn a_heartbeat_adds_to_counters() {
     assert_eq!(read_progress(json!({})).unwrap(), HeartbeatRequest::default());
     let read = read_progress(json!({"new_success": 5, "new_failures": i32::MAX})).unwrap();
     assert_eq!(read, HeartbeatRequest { success: 5, failures: i64::from(i32::MAX) });
@@ -165,7 +169,7 @@ fn progress_adds_to_counters() {
 }
 
 #[test]
-fn a_wait_goes_with_a_failure_that_can_be_retried() {
+fn retry_after_secs_requires_a_retryable_failure() {
     let failed = |more: Value| {
         let mut body = json!({"status": "Failure", "failure_reason": "later"});
         if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
@@ -193,7 +197,7 @@ fn a_wait_goes_with_a_failure_that_can_be_retried() {
 }
 
 #[test]
-fn a_request_for_a_retry() {
+fn a_retry_request_is_read_or_refused() {
     let read = |body: Value| read_retry_request(body);
     let default = RetryRequest { requested_by: None, cascade: true, dry_run: false };
     assert_eq!(read(json!({})).unwrap(), default);

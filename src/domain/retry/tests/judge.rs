@@ -3,8 +3,8 @@ use crate::domain::retry::failure::RetryAfter;
 use crate::domain::retry::policy::{StatusPattern, Strategy};
 use crate::domain::sample::{at, failure, policy};
 
-fn around(attempt: i16) -> Circumstances {
-    Circumstances {
+fn context(attempt: i16) -> RetryContext {
+    RetryContext {
         attempt,
         deferrals: 0,
         created_at: at(-100),
@@ -22,12 +22,12 @@ fn answered(status: u16) -> Failure {
     Failure { http_status: Some(status), ..failure(Trigger::WebhookFailure, FailureType::of_http_status(status)) }
 }
 
-fn verdict(policy: &Policy, failure: &Failure, around: Circumstances) -> Verdict {
-    judge(Some(policy), failure, around).verdict
+fn decision(policy: &Policy, failure: &Failure, context: RetryContext) -> RetryDecision {
+    judge(Some(policy), failure, context).decision
 }
 
 #[test]
-fn policy_times_failure_times_attempt() {
+fn policy_failure_and_attempt_decide_about_a_retry() {
     use FailureType as F;
     let only_timeout = Policy { retry_on: vec![Trigger::Timeout], ..policy() };
     let cases = [
@@ -42,18 +42,18 @@ fn policy_times_failure_times_attempt() {
         (only_timeout, Trigger::Explicit, F::Unknown, 0, Some(Final::Trigger(Trigger::Explicit))),
     ];
     for (policy, trigger, failure_type, attempt, expected) in cases {
-        let found = verdict(&policy, &failure(trigger, failure_type), around(attempt));
+        let found = decision(&policy, &failure(trigger, failure_type), context(attempt));
         match expected {
-            Some(why) => assert_eq!(found, Verdict::Final(why), "{trigger:?} {failure_type:?} {attempt}"),
-            None => assert!(matches!(found, Verdict::Retry { .. }), "{trigger:?} {failure_type:?}: {found:?}"),
+            Some(why) => assert_eq!(found, RetryDecision::Final(why), "{trigger:?} {failure_type:?} {attempt}"),
+            None => assert!(matches!(found, RetryDecision::Retry { .. }), "{trigger:?} {failure_type:?}: {found:?}"),
         }
     }
-    let none = judge(None, &failure(Trigger::Timeout, F::Timeout), around(0));
-    assert_eq!(none.verdict, Verdict::Final(Final::NoPolicy));
+    let none = judge(None, &failure(Trigger::Timeout, F::Timeout), context(0));
+    assert_eq!(none.decision, RetryDecision::Final(Final::NoPolicy));
 }
 
 #[test]
-fn the_status_lists_override_the_type() {
+fn status_lists_override_the_failure_type() {
     let lists = Policy {
         retry_on_status: patterns(&["4xx", "302"]),
         no_retry_on_status: patterns(&["404", "503"]),
@@ -69,19 +69,19 @@ fn the_status_lists_override_the_type() {
         (302, None),
     ];
     for (status, expected) in cases {
-        match (expected, verdict(&lists, &answered(status), around(0))) {
-            (Some(why), found) => assert_eq!(found, Verdict::Final(why), "{status}"),
-            (None, found) => assert!(matches!(found, Verdict::Retry { .. }), "{status}: {found:?}"),
+        match (expected, decision(&lists, &answered(status), context(0))) {
+            (Some(why), found) => assert_eq!(found, RetryDecision::Final(why), "{status}"),
+            (None, found) => assert!(matches!(found, RetryDecision::Retry { .. }), "{status}: {found:?}"),
         }
     }
     for (status, fails) in [(400, true), (403, true), (408, false), (429, false), (502, false), (301, false)] {
-        let found = verdict(&policy(), &answered(status), around(0));
-        assert_eq!(matches!(found, Verdict::Final(_)), fails, "{status} without lists");
+        let found = decision(&policy(), &answered(status), context(0));
+        assert_eq!(matches!(found, RetryDecision::Final(_)), fails, "{status} without lists");
     }
 }
 
 #[test]
-fn a_known_wait_is_a_deferral() {
+fn a_requested_delay_defers_the_task() {
     let limited = |after| Failure { retry_after: Some(after), ..answered(429) };
     let day = 86_400;
     let cases = [
@@ -94,62 +94,71 @@ fn a_known_wait_is_a_deferral() {
         (RetryAfter::Secs(0), None),
     ];
     for (after, wait) in cases {
-        match (wait, verdict(&policy(), &limited(after), around(0))) {
-            (Some(ms), Verdict::Defer { delay_ms, at: due }) => {
+        match (wait, decision(&policy(), &limited(after), context(0))) {
+            (Some(ms), RetryDecision::Defer { delay_ms, at: due }) => {
                 assert_eq!(delay_ms, ms, "{after:?}");
                 assert_eq!((due - at(0)).num_milliseconds().cast_unsigned(), ms);
             }
-            (None, Verdict::Retry { .. }) => {}
+            (None, RetryDecision::Retry { .. }) => {}
             (wait, found) => panic!("{after:?}: {wait:?}, {found:?}"),
         }
     }
-    // A part of a millisecond counts up: never before the time that was asked for.
+    // Fractions of a millisecond are rounded up: the retry is never before the requested time.
     let odd = at(9) + TimeDelta::microseconds(1);
-    let Verdict::Defer { at: due, .. } = verdict(&policy(), &limited(RetryAfter::At(odd)), around(0)) else { panic!() };
+    let RetryDecision::Defer { at: due, .. } = decision(&policy(), &limited(RetryAfter::At(odd)), context(0)) else {
+        panic!()
+    };
     assert!(due >= odd, "{due}");
-    // It needs no retry to be left, but a retry to be allowed at all.
-    assert!(matches!(verdict(&policy(), &limited(RetryAfter::Secs(1)), around(3)), Verdict::Defer { .. }));
+    // A deferral needs no retry to be left, but the policy must allow a retry.
+    assert!(matches!(decision(&policy(), &limited(RetryAfter::Secs(1)), context(3)), RetryDecision::Defer { .. }));
     let never = Policy { no_retry_on_status: patterns(&["429"]), ..policy() };
-    assert_eq!(verdict(&never, &limited(RetryAfter::Secs(1)), around(0)), Verdict::Final(Final::Status(429)));
+    assert_eq!(decision(&never, &limited(RetryAfter::Secs(1)), context(0)), RetryDecision::Final(Final::Status(429)));
     let other = Policy { retry_on: vec![Trigger::Timeout], ..policy() };
-    assert!(matches!(verdict(&other, &limited(RetryAfter::Secs(1)), around(0)), Verdict::Final(Final::Trigger(_))));
-    // So many, and no more.
-    let often = Circumstances { deferrals: 100, ..around(0) };
-    assert!(matches!(verdict(&policy(), &limited(RetryAfter::Secs(1)), often), Verdict::Retry { .. }));
-    let often = Circumstances { deferrals: 100, ..around(3) };
-    assert_eq!(verdict(&policy(), &limited(RetryAfter::Secs(1)), often), Verdict::Final(Final::Exhausted));
+    assert!(matches!(
+        decision(&other, &limited(RetryAfter::Secs(1)), context(0)),
+        RetryDecision::Final(Final::Trigger(_))
+    ));
+    // The number of deferrals is limited.
+    let often = RetryContext { deferrals: 100, ..context(0) };
+    assert!(matches!(decision(&policy(), &limited(RetryAfter::Secs(1)), often), RetryDecision::Retry { .. }));
+    let often = RetryContext { deferrals: 100, ..context(3) };
+    assert_eq!(decision(&policy(), &limited(RetryAfter::Secs(1)), often), RetryDecision::Final(Final::Exhausted));
 }
 
 #[test]
-fn nothing_is_scheduled_past_the_expiry() {
-    // Created 100 s ago, the first delay is 10 s.
+fn no_retry_or_deferral_is_scheduled_past_the_expiry() {
+    // The task was created 100 s ago, and the first delay is 10 s.
     for (secs, expires) in [(111, false), (110, false), (109, true), (1, true)] {
         let policy = Policy { expires_after_secs: Some(secs), jitter_ms: 0, ..policy() };
-        let found = judge(Some(&policy), &answered(500), around(0));
-        assert_eq!(found.verdict == Verdict::Final(Final::Expired), expires, "{secs}");
+        let found = judge(Some(&policy), &answered(500), context(0));
+        assert_eq!(found.decision == RetryDecision::Final(Final::Expired), expires, "{secs}");
         assert_eq!(found.reason.contains("expired"), expires);
         let limited = Failure { retry_after: Some(RetryAfter::Secs(10)), ..answered(429) };
-        assert_eq!(verdict(&policy, &limited, around(0)) == Verdict::Final(Final::Expired), expires, "a deferral too");
+        assert_eq!(
+            decision(&policy, &limited, context(0)) == RetryDecision::Final(Final::Expired),
+            expires,
+            "a deferral too"
+        );
     }
     let at_once = Policy { strategy: Strategy::Immediate, expires_after_secs: Some(100), jitter_ms: 0, ..policy() };
-    assert!(matches!(verdict(&at_once, &answered(500), around(0)), Verdict::Retry { .. }));
+    assert!(matches!(decision(&at_once, &answered(500), context(0)), RetryDecision::Retry { .. }));
 }
 
 #[test]
-fn the_due_time_is_delay_plus_jitter() {
-    let around = Circumstances { jitter: 1.0, ..around(1) };
-    let found = verdict(&policy(), &failure(Trigger::Timeout, FailureType::Timeout), around);
-    let Verdict::Retry { delay_ms, jitter_ms, at: due } = found else { panic!("{found:?}") };
+fn a_retry_is_due_after_delay_and_jitter() {
+    let context = RetryContext { jitter: 1.0, ..context(1) };
+    let found = decision(&policy(), &failure(Trigger::Timeout, FailureType::Timeout), context);
+    let RetryDecision::Retry { delay_ms, jitter_ms, at: due } = found else { panic!("{found:?}") };
     assert_eq!((delay_ms, jitter_ms), (20_000, 500));
     assert_eq!((due - at(0)).num_milliseconds(), 20_500);
 }
 
 #[test]
-fn every_judgement_says_why() {
-    let said = |failure: &Failure, attempt| judge(Some(&policy()), failure, around(attempt)).reason;
-    assert_eq!(said(&answered(500), 1), "retry 2 of 3: backoff of 10 s × 2^1, at most 300 s, 0 ms of jitter");
-    assert_eq!(said(&answered(500), 3), "not retried: all 3 retries are used up");
-    assert_eq!(said(&answered(400), 0), "not retried: validation_error is final");
+fn every_judgement_has_a_reason() {
+    let reason = |failure: &Failure, attempt| judge(Some(&policy()), failure, context(attempt)).reason;
+    assert_eq!(reason(&answered(500), 1), "retry 2 of 3: backoff of 10 s × 2^1, at most 300 s, 0 ms of jitter");
+    assert_eq!(reason(&answered(500), 3), "not retried: all 3 retries are used up");
+    assert_eq!(reason(&answered(400), 0), "not retried: validation_error is final");
     let limited = Failure { retry_after: Some(RetryAfter::Secs(5)), ..answered(429) };
-    assert_eq!(said(&limited, 0), "deferred for 5000 ms as the other side wished; no retry is used up");
+    assert_eq!(reason(&limited, 0), "deferred for 5000 ms as requested; no retry is used up");
 }

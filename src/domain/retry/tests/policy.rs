@@ -2,14 +2,14 @@ use super::*;
 use crate::domain::sample::{backoff, policy};
 
 #[test]
-fn delays_double_up_to_the_cap() {
+fn backoff_delays_double_up_to_the_cap() {
     let doubling = Policy { strategy: backoff(5, 2.0, 300), ..policy() };
     let delays: Vec<u64> = (0..9).map(|a| doubling.delay_ms(a)).collect();
     assert_eq!(delays, [5000, 10_000, 20_000, 40_000, 80_000, 160_000, 300_000, 300_000, 300_000]);
 }
 
 #[test]
-fn huge_exponents_give_the_cap() {
+fn backoff_delays_that_overflow_are_capped() {
     for multiplier in [10.0, 1e300, f64::MAX] {
         let steep = Policy { strategy: backoff(5, multiplier, 300), ..policy() };
         assert_eq!((steep.delay_ms(0), steep.delay_ms(300)), (5000, 300_000), "{multiplier}");
@@ -20,7 +20,7 @@ fn huge_exponents_give_the_cap() {
 }
 
 #[test]
-fn the_other_strategies() {
+fn immediate_fixed_and_custom_delays_follow_the_policy() {
     let delays = |strategy: Strategy| {
         (0..5).map(|a| Policy { strategy: strategy.clone(), ..policy() }.delay_ms(a)).collect::<Vec<_>>()
     };
@@ -33,14 +33,14 @@ fn the_other_strategies() {
 
 #[test]
 fn every_delay_is_explained() {
-    let said = |strategy: Strategy, attempt| Policy { strategy, ..policy() }.explain_delay(attempt);
-    assert_eq!(said(Strategy::Immediate, 0), "immediate");
-    assert_eq!(said(Strategy::FixedDelay { delay_secs: 7 }, 3), "fixed delay of 7 s");
-    assert_eq!(said(backoff(10, 1.5, 60), 2), "backoff of 10 s × 1.5^2, at most 60 s");
+    let reason = |strategy: Strategy, attempt| Policy { strategy, ..policy() }.explain_delay(attempt);
+    assert_eq!(reason(Strategy::Immediate, 0), "immediate");
+    assert_eq!(reason(Strategy::FixedDelay { delay_secs: 7 }, 3), "fixed delay of 7 s");
+    assert_eq!(reason(backoff(10, 1.5, 60), 2), "backoff of 10 s × 1.5^2, at most 60 s");
     let schedule = vec![Delay::Secs(30), Delay::Hours(2)];
     let custom = Strategy::Custom { schedule };
-    assert_eq!(said(custom.clone(), 0), "entry 1 of 2 in the schedule");
-    assert_eq!(said(custom, 9), "entry 2 of 2 in the schedule", "the last one repeats");
+    assert_eq!(reason(custom.clone(), 0), "entry 1 of 2 in the schedule");
+    assert_eq!(reason(custom, 9), "entry 2 of 2 in the schedule", "the last one repeats");
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn jitter_stays_inside_its_bounds() {
 }
 
 #[test]
-fn the_more_exact_pattern_wins() {
+fn an_exact_status_pattern_wins_over_a_class() {
     let parse = |list: &[&str]| list.iter().map(|text| StatusPattern::parse(text).unwrap()).collect::<Vec<_>>();
     let policy =
         Policy { retry_on_status: parse(&["429", "5xx"]), no_retry_on_status: parse(&["4xx", "501"]), ..policy() };
@@ -63,7 +63,7 @@ fn the_more_exact_pattern_wins() {
 }
 
 #[test]
-fn patterns_are_codes_and_classes() {
+fn status_patterns_are_codes_or_classes() {
     for good in ["300", "404", "599", "3xx", "4xx", "5xx"] {
         assert_eq!(String::from(StatusPattern::parse(good).unwrap()), good);
     }
@@ -74,7 +74,7 @@ fn patterns_are_codes_and_classes() {
 }
 
 #[test]
-fn a_policy_is_one_flat_object() {
+fn a_policy_serializes_to_one_flat_object() {
     let schedule = vec![Delay::Secs(5), Delay::Days(1)];
     let policy = Policy { strategy: Strategy::Custom { schedule }, expires_after_secs: Some(9), ..policy() };
     let shown = serde_json::to_value(&policy).unwrap();

@@ -1,4 +1,4 @@
-//! Why a status changed.
+//! The causes of status changes.
 
 use crate::domain::retry::failure::Trigger;
 

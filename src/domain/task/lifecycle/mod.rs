@@ -1,5 +1,5 @@
-//! The whole state machine. `decide` is the only maker of a [`Transition`], and a transition is the only
-//! thing the store accepts as a change of status; [`Settled`] is the only thing that moves children.
+//! The state machine of a task. Only [`decide`] makes a [`Transition`], the store changes a status only by a
+//! transition, and only a [`Settled`] moves children.
 
 mod cause;
 mod record;
@@ -11,16 +11,16 @@ use uuid::Uuid;
 use super::Task;
 use super::status::Status;
 use crate::domain::retry::failure::{Failure, FailureType, Trigger};
-use crate::domain::retry::{self, Circumstances, Final, Verdict};
+use crate::domain::retry::{self, Final, RetryContext, RetryDecision};
 
 pub use cause::Cause;
 pub use record::{Attempt, AttemptOutcome, RetryType};
 pub use transition::{Notice, Settled, Transition};
 
-/// What happened to a task.
+/// An event in the life of a task.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// `count` parents have become terminal; `doomed`: a required one of them badly.
+    /// `count` parents have ended. `doomed` says that one of them was required and ended badly.
     ParentsSettled {
         count: i32,
         doomed: bool,
@@ -29,7 +29,7 @@ pub enum Event {
         by: Uuid,
         lease: TimeDelta,
     },
-    /// `on_start` was answered with 2xx, or there is none.
+    /// `on_start` was answered with 2xx, or the task has none.
     Started {
         by: Uuid,
         claim: i32,
@@ -45,34 +45,33 @@ pub enum Event {
     Reported(Report),
     RetryDue,
     Canceled,
-    /// Nothing that depends on it is alive any more, and something of it has ended badly.
+    /// No child of the task is alive any more, and one of them has ended badly.
     DeadEnd,
     Paused,
     Resumed,
-    /// Somebody wants it executed again. `wait_count` parents are open; one that is being executed is given up if
-    /// it has shown no sign of life for `stuck_after`.
-    RetriedByHand {
+    /// A manual retry. `wait_count` parents are open. An execution without a heartbeat for `stuck_after` is given up.
+    RetriedManually {
         wait_count: i32,
         stuck_after: TimeDelta,
     },
-    /// What it failed of, a parent, is being retried.
+    /// The parent because of which the task failed is being retried. `wait_count` parents are open.
     Revived {
         wait_count: i32,
     },
-    /// So many parents that had ended are open again.
+    /// `count` parents that had ended are open again.
     ParentsReopened {
         count: i32,
     },
 }
 
-/// What a worker says about a run. Without `run`, about the current one.
+/// The result of a run, as its worker reports it. Without `run`, the result of the current run.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub run: Option<i32>,
     pub result: Result<(), Failure>,
 }
 
-/// Everything a decision needs that the task itself does not hold.
+/// The inputs of a decision besides the task and the event.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     pub now: DateTime<Utc>,
@@ -81,30 +80,31 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// The same at the later of both times: of several locks, the last one counts.
+    /// Moves the time to that of `other` if it is later: of several row locks, the last one counts.
     #[must_use]
     pub fn not_before(self, other: Moment) -> Moment {
         Moment { now: self.now.max(other.now), ..self }
     }
 }
 
-/// Where the jitter of a retry comes from.
+/// The source of the jitter of retries.
 #[derive(Clone, Copy, Debug)]
 pub enum Jitter {
-    /// A random number from 0 up to 1 for a whole transaction: each task moves it on by a share of its own, so that
-    /// tasks that fail together do not come back together.
+    /// A random number from 0 up to 1 for a whole transaction. Each task adds an offset of its own, so that tasks that
+    /// fail together are not retried together.
     Spread(f64),
-    /// This share of the most that the policy allows, for every task.
+    /// A fixed share of the jitter that the policy allows, for every task.
     Exactly(f64),
 }
 
-/// The event does not fit the state of the task. Nothing may change.
+/// The state of the task does not allow the event. Nothing may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
 
-/// `Ok(Some)`: do this. `Ok(None)`: it already is so, nothing to do. `Err`: it may not be.
+/// `Ok(Some)`: make this change. `Ok(None)`: nothing to change. `Err`: the event is not allowed.
 pub type Decision = Result<Option<Transition>, Refused>;
 
+/// Decides what an event changes about a task.
 pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
     match event {
         Event::ParentsSettled { count, doomed } => parents_settled(task, *count, *doomed, moment),
@@ -144,7 +144,7 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
             let failure = Failure {
                 trigger: Trigger::Timeout,
                 failure_type: FailureType::Timeout,
-                reason: format!("no sign of life for {} s", task.timeout_secs),
+                reason: format!("no heartbeat for {} s", task.timeout_secs),
                 http_status: None,
                 retry_after: None,
             };
@@ -153,10 +153,12 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
         Event::Reported(report) => reported(task, report, moment),
         Event::RetryDue => {
             need(task.status == Status::RetryPending && task.next_retry_at.is_some_and(|at| at <= moment.now))?;
-            change(task, back_in_line(task), Cause::RetryDue, None)
+            change(task, requeued(task), Cause::RetryDue, None)
         }
-        Event::Canceled => canceled(task, Cause::Cancel, "canceled, and so never retried", moment),
-        Event::DeadEnd => canceled(task, Cause::DeadEnd, "canceled: nothing that depends on it is alive", moment),
+        Event::Canceled => canceled(task, Cause::Cancel, "canceled; a canceled task is not retried", moment),
+        Event::DeadEnd => {
+            canceled(task, Cause::DeadEnd, "canceled as a dead end: no task that depends on it is alive", moment)
+        }
         Event::Paused => match task.status {
             Status::Paused => Ok(None),
             Status::Pending | Status::Waiting | Status::RetryPending => {
@@ -167,26 +169,26 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
             Status::Claimed | Status::Running | Status::Success | Status::Failure | Status::Canceled => Err(Refused),
         },
         Event::Resumed => resumed(task, moment),
-        Event::RetriedByHand { wait_count, stuck_after } => retried_manually(task, *wait_count, *stuck_after, moment),
+        Event::RetriedManually { wait_count, stuck_after } => retried_manually(task, *wait_count, *stuck_after, moment),
         Event::Revived { wait_count } => {
             need(task.status == Status::Failure && task.failure_type == Some(FailureType::Dependency))?;
-            let mut after = anew(task, *wait_count);
+            let mut after = reset(task, *wait_count);
             after.run += 1;
             after.manual_run = Some(after.run);
             change(task, after, Cause::Manual, None)
         }
         Event::ParentsReopened { count } => {
-            // One that is in line already stays there, but knows again what it depends on, should it be paused.
-            let in_line = matches!(task.status, Status::Pending | Status::Paused);
-            need(task.status == Status::Waiting || in_line && !task.has_begun())?;
+            // A queued task stays in the queue, but counts its open parents again, in case it is paused.
+            let queued = matches!(task.status, Status::Pending | Status::Paused);
+            need(task.status == Status::Waiting || queued && !task.has_begun())?;
             let after = Task { wait_count: task.wait_count + count, ..task.clone() };
             change(task, after, Cause::Manual, None)
         }
     }
 }
 
-/// Does `report` only say again what the record of its run holds? Then it took effect before, and repeating it
-/// is fine although the task has moved on. A report without a run can repeat only the run before the current one.
+/// Whether `report` only repeats what the record of its run holds. Such a report took effect before and is accepted,
+/// although the task has moved on. A report without a run can repeat only the run before the current one.
 pub fn repeats(task: &Task, report: &Report, recorded: Option<(i32, AttemptOutcome, bool)>) -> bool {
     let about = report.run.unwrap_or(task.run - 1);
     let Some((run, outcome, by_report)) = recorded else { return false };
@@ -208,7 +210,7 @@ fn change(before: &Task, after: Task, cause: Cause, attempt: Option<Attempt>) ->
     Ok(Some(Transition::new(before, after, cause, attempt)))
 }
 
-/// Leaves Claimed or Running: nobody holds the task any more, and it holds no slot.
+/// Takes the task from its holder and frees its slots, as it leaves Claimed or Running.
 fn release(task: &mut Task) {
     task.claimed_by = None;
     task.timeout_at = None;
@@ -222,9 +224,9 @@ fn end(task: &mut Task, status: Status, now: DateTime<Utc>) {
     task.next_retry_at = None;
 }
 
-/// The state in which a task waits for its next execution: what the last one left behind is reset,
-/// its counters and the attempt number are kept.
-fn back_in_line(task: &Task) -> Task {
+/// Returns the task as it waits for its next execution. The traces of the last execution are reset; `attempt`, `run`
+/// and the counters stay.
+fn requeued(task: &Task) -> Task {
     Task {
         status: Status::Pending,
         started_at: None,
@@ -239,9 +241,9 @@ fn back_in_line(task: &Task) -> Task {
 fn parents_settled(task: &Task, count: i32, doomed: bool, moment: Moment) -> Decision {
     match task.status {
         Status::Waiting | Status::Paused => {}
-        // In line, because its parent had ended before it was retried by hand: it only keeps count.
+        // The task was queued before one of its parents was retried manually. It only keeps count.
         Status::Pending if task.wait_count > 0 && !doomed => {}
-        // A task that has ended keeps its record; one that is being executed has no use for the count.
+        // A task that has ended stays as it is. One that is being executed does not need the count.
         Status::Success | Status::Failure | Status::Canceled => return Ok(None),
         Status::Pending | Status::Claimed | Status::Running | Status::RetryPending => return Err(Refused),
     }
@@ -264,7 +266,7 @@ fn reported(task: &Task, report: &Report, moment: Moment) -> Decision {
     match (task.status, &report.result) {
         (Status::Success, Ok(())) | (Status::Failure, Err(_)) if current => return Ok(None),
         (Status::Claimed | Status::Running, _) => need(current)?,
-        // Its lease ran out, but the worker had got it: finished work is not done twice.
+        // The lease ran out after the worker had received the task. Finished work is not repeated.
         (Status::Pending, _) => need(report.run == Some(task.run) && task.claimed_run == Some(task.run))?,
         _ => return Err(Refused),
     }
@@ -289,7 +291,7 @@ fn fail(task: &Task, failure: &Failure, cause: Cause, moment: Moment) -> Decisio
     after.failure_type = Some(failure.failure_type);
     after.failure_reason = Some(failure.reason.clone());
     let mut record = Attempt { failure: Some(failure.clone()), ..record(task, cause, moment.now) };
-    let around = Circumstances {
+    let context = RetryContext {
         attempt: task.attempt,
         deferrals: task.deferrals,
         created_at: task.created_at,
@@ -297,10 +299,10 @@ fn fail(task: &Task, failure: &Failure, cause: Cause, moment: Moment) -> Decisio
         jitter: moment.jitter.share_of(task),
         limits: moment.limits,
     };
-    let judgement = retry::judge(task.retry.as_ref(), failure, around);
+    let judgement = retry::judge(task.retry.as_ref(), failure, context);
     record.reason = judgement.reason;
-    match judgement.verdict {
-        Verdict::Retry { delay_ms, jitter_ms, at } => {
+    match judgement.decision {
+        RetryDecision::Retry { delay_ms, jitter_ms, at } => {
             schedule(&mut after, at);
             after.attempt += 1;
             record.outcome = AttemptOutcome::Retried;
@@ -308,7 +310,7 @@ fn fail(task: &Task, failure: &Failure, cause: Cause, moment: Moment) -> Decisio
             record.jitter_ms = Some(jitter_ms);
             record.next_retry_at = Some(at);
         }
-        Verdict::Defer { delay_ms, at } => {
+        RetryDecision::Defer { delay_ms, at } => {
             schedule(&mut after, at);
             after.deferrals += 1;
             record.outcome = AttemptOutcome::Deferred;
@@ -316,7 +318,7 @@ fn fail(task: &Task, failure: &Failure, cause: Cause, moment: Moment) -> Decisio
             record.jitter_ms = Some(0);
             record.next_retry_at = Some(at);
         }
-        Verdict::Final(why) => {
+        RetryDecision::Final(why) => {
             end(&mut after, Status::Failure, moment.now);
             if why == Final::Expired {
                 after.failure_reason = Some(format!("{} ({})", failure.reason, record.reason));
@@ -348,9 +350,9 @@ fn schedule(task: &mut Task, at: DateTime<Utc>) {
     task.next_retry_at = Some(at);
 }
 
-/// In line as if it had never been executed, behind as many parents as are open.
-fn anew(task: &Task, wait_count: i32) -> Task {
-    let mut after = back_in_line(task);
+/// Returns the task as if it had never been executed, waiting for `wait_count` open parents.
+fn reset(task: &Task, wait_count: i32) -> Task {
+    let mut after = requeued(task);
     release(&mut after);
     after.status = if wait_count > 0 { Status::Waiting } else { Status::Pending };
     after.wait_count = wait_count;
@@ -360,18 +362,18 @@ fn anew(task: &Task, wait_count: i32) -> Task {
 }
 
 fn retried_manually(task: &Task, wait_count: i32, stuck_after: TimeDelta, moment: Moment) -> Decision {
-    let mut after = anew(task, wait_count);
+    let mut after = reset(task, wait_count);
     let mut lost = None;
     match task.status {
         Status::Failure | Status::Canceled => after.run += 1,
-        // Its run rose when the retry was scheduled; that retry is dropped with the date.
+        // `run` rose when the retry was scheduled. The manual retry replaces that one.
         Status::RetryPending => {}
         Status::Claimed | Status::Running => {
             need(task.last_updated + stuck_after <= moment.now)?;
             after.run += 1;
             lost = Some(Attempt {
                 outcome: AttemptOutcome::Lost,
-                reason: format!("given up by hand, no sign of life since {}", task.last_updated),
+                reason: format!("given up by a manual retry; no heartbeat since {}", task.last_updated),
                 ..record(task, Cause::Manual, moment.now)
             });
         }
@@ -415,12 +417,12 @@ fn resumed(task: &Task, moment: Moment) -> Decision {
     } else if task.next_retry_at.is_some_and(|at| at > moment.now) {
         Task { status: Status::RetryPending, ..task.clone() }
     } else {
-        back_in_line(task)
+        requeued(task)
     };
     change(task, after, Cause::Resume, None)
 }
 
-/// When the execution began. One that never got as far as Running began with its claim, its last change.
+/// Returns when the execution began. An execution that did not reach Running began with its claim, its last change.
 fn began(task: &Task) -> Option<DateTime<Utc>> {
     task.started_at.or((task.status == Status::Claimed).then_some(task.last_updated))
 }

@@ -22,12 +22,13 @@ pub struct Attempt {
     pub jitter_ms: Option<u64>,
     pub next_retry_at: Option<DateTime<Utc>>,
     pub reason: String,
-    /// How this execution came about; the first one just did.
+    /// Which retry started this execution; `None` for the first one.
     pub retry_type: Option<RetryType>,
-    /// Why it was not retried.
+    /// Why the execution was not retried.
     pub refusal: Option<Final>,
 }
 
+/// Whether the policy or a person started a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryType {
     Automatic,
@@ -43,6 +44,7 @@ impl RetryType {
     }
 }
 
+/// How an execution ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptOutcome {
     Success,
@@ -50,7 +52,7 @@ pub enum AttemptOutcome {
     Deferred,
     Failed,
     Canceled,
-    /// Given up without a word from its worker.
+    /// Given up by a manual retry, without a report from its worker.
     Lost,
 }
 

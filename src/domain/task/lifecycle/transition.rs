@@ -1,4 +1,4 @@
-//! What a decision comes to. A [`Transition`] is made by the state machine alone; [`Settled`] only by a transition.
+//! The results of decisions. Only the state machine makes a [`Transition`], and only a transition makes a [`Settled`].
 
 use uuid::Uuid;
 
@@ -7,7 +7,7 @@ use super::record::Attempt;
 use crate::domain::task::Task;
 use crate::domain::task::status::{Outcome, Status};
 
-/// A change that `decide` allowed: the row as it was, the row as it will be, and what goes with it.
+/// A change that `decide` allowed: the status and run before it, the task after it, and what to store along with it.
 #[derive(Clone, Debug)]
 pub struct Transition {
     from: Status,
@@ -20,7 +20,7 @@ pub struct Transition {
 }
 
 impl Transition {
-    /// For the state machine alone, which has looked whether it may be.
+    /// Only the state machine calls this, after it has checked that the change is allowed.
     pub(super) fn new(before: &Task, after: Task, cause: Cause, attempt: Option<Attempt>) -> Transition {
         let notice = match after.status.outcome() {
             Some(Outcome::Success) => Some(Notice::Success),
@@ -41,7 +41,7 @@ impl Transition {
         self.from_run
     }
 
-    /// The task as it will be.
+    /// Returns the task after the change.
     pub fn task(&self) -> &Task {
         &self.task
     }
@@ -58,24 +58,24 @@ impl Transition {
         self.notice
     }
 
-    /// The slots that it releases.
+    /// Returns the slots that the task releases.
     pub fn freed(&self) -> &[i64] {
         &self.freed
     }
 
-    /// The task ends, and not in success.
+    /// Whether the task ends without success.
     pub fn ends_badly(&self) -> bool {
         self.task.status.outcome().is_some_and(|outcome| !outcome.is_success())
     }
 
-    /// What this change tells the children, if it is one that may tell them anything.
+    /// Returns the end of the task, which moves its children. `None` if the task does not end.
     pub fn settled(&self) -> Option<Settled> {
         let outcome = self.task.status.outcome()?;
         Some(Settled { id: self.task.id, outcome })
     }
 }
 
-/// A task whose fate is final. Can only be had from a transition to a terminal status.
+/// A task that has ended. Only a transition to a terminal status makes one.
 #[derive(Clone, Copy, Debug)]
 pub struct Settled {
     id: Uuid,
@@ -92,7 +92,7 @@ impl Settled {
     }
 }
 
-/// A notification that goes with a transition.
+/// The notification that a transition sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
     Success,

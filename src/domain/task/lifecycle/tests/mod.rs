@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::sample::{ATTEMPT, CLAIM, ME, RUN, SOMEBODY_ELSE, at, failure, moment, policy, task};
+use crate::domain::sample::{ATTEMPT, CLAIM, INSTANCE, OTHER_INSTANCE, RUN, at, failure, moment, policy, task};
 
 mod deferrals;
 mod manual;
@@ -14,7 +14,7 @@ fn report(run: Option<i32>, result: Result<(), Failure>) -> Event {
     Event::Reported(Report { run, result })
 }
 
-/// The change that must come of it.
+/// Returns the transition that the event must cause.
 fn changed(task: &Task, event: &Event, moment: Moment) -> Transition {
     let decision = decide(task, event, moment);
     let Ok(Some(transition)) = decision else { panic!("{event:?} on {task:?} gave {decision:?}") };
@@ -26,15 +26,15 @@ fn refused(task: &Task, event: &Event, moment: Moment) -> bool {
     matches!(decide(task, event, moment), Err(Refused))
 }
 
-/// What holds for every change, whatever made it.
+/// Checks the invariants of every transition.
 fn check(before: &Task, event: &Event, transition: &Transition) {
     let after = transition.task();
     let status = after.status;
-    let manual = matches!(event, Event::RetriedByHand { .. });
-    let anew = manual || matches!(event, Event::Revived { .. });
+    let manual = matches!(event, Event::RetriedManually { .. });
+    let is_reset = manual || matches!(event, Event::Revived { .. });
     assert_eq!((transition.from(), transition.from_run()), (before.status, before.run));
-    assert!(!before.status.is_terminal() || anew, "a terminal task is never changed but by hand: {transition:?}");
-    assert!(!anew || matches!(status, Status::Pending | Status::Waiting), "{transition:?}");
+    assert!(!before.status.is_terminal() || is_reset, "only a manual retry changes a terminal task: {transition:?}");
+    assert!(!is_reset || matches!(status, Status::Pending | Status::Waiting), "{transition:?}");
 
     assert_eq!(after.ended_at.is_some(), status.is_terminal(), "{transition:?}");
     assert_eq!(after.claimed_by.is_some(), status.is_executing(), "{transition:?}");
@@ -61,15 +61,15 @@ fn check(before: &Task, event: &Event, transition: &Transition) {
     let record = transition.attempt();
     let deferred = record.is_some_and(|record| record.outcome == AttemptOutcome::Deferred);
     assert!(!deferred || scheduled, "{transition:?}");
-    let (attempt, deferrals) = match (anew, scheduled) {
+    let (attempt, deferrals) = match (is_reset, scheduled) {
         (true, _) => (0, 0),
         (false, true) if deferred => (before.attempt, before.deferrals + 1),
         (false, scheduled) => (before.attempt + i16::from(scheduled), before.deferrals),
     };
     assert_eq!((after.attempt, after.deferrals), (attempt, deferrals), "{transition:?}");
-    let again = scheduled || anew && before.status != Status::RetryPending;
+    let again = scheduled || is_reset && before.status != Status::RetryPending;
     assert_eq!(after.run, before.run + i32::from(again), "{transition:?}");
-    assert_eq!(after.manual_run, if anew { Some(after.run) } else { before.manual_run });
+    assert_eq!(after.manual_run, if is_reset { Some(after.run) } else { before.manual_run });
 
     let given_back = matches!(event, Event::LeaseRanOut);
     if before.status.is_executing() && !status.is_executing() && !given_back {
@@ -104,8 +104,8 @@ enum Cell {
     Refused,
 }
 
-/// The rows, and a match over their patterns without a wildcard: an event that no row names does not compile.
-/// A row has one cell per status, so neither does a new status without a new column.
+/// Declares the rows and a match over their patterns without a wildcard, so an event without a row does not compile. A
+/// row has one cell per status, so a new status without a column does not compile either.
 macro_rules! table {
     ($($pattern:pat, $event:expr => $cells:expr;)*) => {
         fn table() -> Vec<(Event, [Cell; Status::ALL.len()])> {
@@ -127,7 +127,7 @@ const PAU: Cell = Cell::To(Status::Paused);
 const SUC: Cell = Cell::To(Status::Success);
 const FAI: Cell = Cell::To(Status::Failure);
 const CAN: Cell = Cell::To(Status::Canceled);
-/// It already is so.
+/// Nothing to change.
 const SAM: Cell = Cell::Nothing;
 const NO_: Cell = Cell::Refused;
 
@@ -137,11 +137,11 @@ table! {
         => [PEN, NO_, NO_, NO_, NO_, PAU, SAM, SAM, SAM];
     Event::ParentsSettled { doomed: true, .. }, Event::ParentsSettled { count: 1, doomed: true }
         => [FAI, NO_, NO_, NO_, NO_, FAI, SAM, SAM, SAM];
-    Event::Claimed { .. }, Event::Claimed { by: ME, lease: TimeDelta::seconds(9) }
+    Event::Claimed { .. }, Event::Claimed { by: INSTANCE, lease: TimeDelta::seconds(9) }
         => [NO_, CLA, NO_, NO_, NO_, NO_, NO_, NO_, NO_];
-    Event::Started { .. }, Event::Started { by: ME, claim: CLAIM }
+    Event::Started { .. }, Event::Started { by: INSTANCE, claim: CLAIM }
         => [NO_, NO_, RNG, NO_, NO_, NO_, NO_, NO_, NO_];
-    Event::StartFailed { .. }, Event::StartFailed { by: ME, claim: CLAIM, failure: refusal() }
+    Event::StartFailed { .. }, Event::StartFailed { by: INSTANCE, claim: CLAIM, failure: refusal() }
         => [NO_, NO_, RET, NO_, NO_, NO_, NO_, NO_, NO_];
     Event::LeaseRanOut, Event::LeaseRanOut
         => [NO_, NO_, PEN, NO_, NO_, NO_, NO_, NO_, NO_];
@@ -169,10 +169,10 @@ table! {
         => [PAU, PAU, NO_, NO_, PAU, SAM, NO_, NO_, NO_];
     Event::Resumed, Event::Resumed
         => [SAM, SAM, SAM, SAM, SAM, PEN, NO_, NO_, NO_];
-    // The samples have been silent for 30 s.
-    Event::RetriedByHand { wait_count: 0, .. }, manual_retry(0, 30)
+    // The last heartbeat of the samples is 30 s old.
+    Event::RetriedManually { wait_count: 0, .. }, manual_retry(0, 30)
         => [NO_, NO_, PEN, PEN, PEN, NO_, NO_, PEN, PEN];
-    Event::RetriedByHand { .. }, manual_retry(2, 31)
+    Event::RetriedManually { .. }, manual_retry(2, 31)
         => [NO_, NO_, NO_, NO_, WAI, NO_, NO_, WAI, WAI];
     Event::Revived { .. }, Event::Revived { wait_count: 1 }
         => [NO_, NO_, NO_, NO_, NO_, NO_, NO_, NO_, NO_];
@@ -180,9 +180,9 @@ table! {
         => [WAI, NO_, NO_, NO_, NO_, NO_, NO_, NO_, NO_];
 }
 
-/// A retry of a task with so many open parents; it is stuck after so many seconds.
+/// A manual retry of a task with `wait_count` open parents. An execution is stuck after `stuck_after` seconds.
 fn manual_retry(wait_count: i32, stuck_after: i64) -> Event {
-    Event::RetriedByHand { wait_count, stuck_after: TimeDelta::seconds(stuck_after) }
+    Event::RetriedManually { wait_count, stuck_after: TimeDelta::seconds(stuck_after) }
 }
 
 fn refusal() -> Failure {
@@ -190,7 +190,7 @@ fn refusal() -> Failure {
 }
 
 #[test]
-fn every_event_in_every_status() {
+fn every_event_in_every_status_leads_where_the_table_says() {
     for (event, cells) in table() {
         assert!(has_a_row(&event));
         for (status, expected) in Status::ALL.into_iter().zip(cells) {
@@ -209,7 +209,7 @@ fn every_event_in_every_status() {
 }
 
 #[test]
-fn parents_are_counted_down_and_only_the_last_one_releases() {
+fn only_the_last_parent_releases_a_waiting_task() {
     let waiting = Task { wait_count: 3, ..task(Status::Waiting) };
     let settled = |count| Event::ParentsSettled { count, doomed: false };
     let two = changed(&waiting, &settled(2), moment(0));
@@ -226,27 +226,27 @@ fn parents_are_counted_down_and_only_the_last_one_releases() {
 }
 
 #[test]
-fn a_failed_dependency_is_final_whatever_the_policy_says() {
+fn a_failed_dependency_is_never_retried() {
     for status in [Status::Waiting, Status::Paused] {
         let before = Task { wait_count: 2, next_retry_at: None, ..task(status) };
-        let fallen = changed(&before, &Event::ParentsSettled { count: 1, doomed: true }, moment(0));
-        let after = fallen.task();
+        let failed = changed(&before, &Event::ParentsSettled { count: 1, doomed: true }, moment(0));
+        let after = failed.task();
         assert_eq!((after.status, after.ended_at), (Status::Failure, Some(at(0))));
         assert_eq!(after.failure_type, Some(FailureType::Dependency));
         assert!(after.failure_reason.is_some());
         assert_eq!((after.attempt, after.run), (ATTEMPT, RUN));
-        assert_eq!((fallen.cause(), fallen.notice()), (Cause::Dependency, Some(Notice::Failure)));
-        assert_eq!(fallen.attempt(), None, "it was not executed");
+        assert_eq!((failed.cause(), failed.notice()), (Cause::Dependency, Some(Notice::Failure)));
+        assert_eq!(failed.attempt(), None, "it was not executed");
     }
 }
 
 #[test]
-fn a_claim_has_a_holder_a_lease_and_marks_its_run() {
+fn a_claim_sets_the_holder_the_lease_and_the_claimed_run() {
     let pending = task(Status::Pending);
-    let claimed = changed(&pending, &Event::Claimed { by: ME, lease: TimeDelta::seconds(9) }, moment(0));
+    let claimed = changed(&pending, &Event::Claimed { by: INSTANCE, lease: TimeDelta::seconds(9) }, moment(0));
     let expected = Task {
         status: Status::Claimed,
-        claimed_by: Some(ME),
+        claimed_by: Some(INSTANCE),
         claimed_run: Some(RUN),
         claim: CLAIM + 1,
         timeout_at: Some(at(9)),
@@ -254,7 +254,7 @@ fn a_claim_has_a_holder_a_lease_and_marks_its_run() {
     };
     assert_eq!(*claimed.task(), expected);
 
-    let started = changed(claimed.task(), &Event::Started { by: ME, claim: CLAIM + 1 }, moment(2));
+    let started = changed(claimed.task(), &Event::Started { by: INSTANCE, claim: CLAIM + 1 }, moment(2));
     let running =
         Task { status: Status::Running, started_at: Some(at(2)), timeout_at: Some(at(2 + 30)), ..expected.clone() };
     assert_eq!(*started.task(), running);
@@ -273,20 +273,20 @@ fn a_claim_has_a_holder_a_lease_and_marks_its_run() {
 #[test]
 fn only_the_instance_that_claimed_a_task_can_start_it() {
     let claimed = task(Status::Claimed);
-    assert!(refused(&claimed, &Event::Started { by: SOMEBODY_ELSE, claim: CLAIM }, moment(0)));
-    assert!(refused(&claimed, &Event::StartFailed { by: SOMEBODY_ELSE, claim: CLAIM, failure: refusal() }, moment(0)));
-    assert!(refused(&claimed, &Event::Started { by: ME, claim: CLAIM - 1 }, moment(0)), "an earlier claim");
-    assert!(refused(&claimed, &Event::StartFailed { by: ME, claim: CLAIM - 1, failure: refusal() }, moment(0)));
-    let nobodys = Task { claimed_by: None, slots: Vec::new(), ..claimed };
-    assert!(refused(&nobodys, &Event::Started { by: ME, claim: CLAIM }, moment(0)));
-    assert!(refused(&nobodys, &Event::StartFailed { by: ME, claim: CLAIM, failure: refusal() }, moment(0)));
+    assert!(refused(&claimed, &Event::Started { by: OTHER_INSTANCE, claim: CLAIM }, moment(0)));
+    assert!(refused(&claimed, &Event::StartFailed { by: OTHER_INSTANCE, claim: CLAIM, failure: refusal() }, moment(0)));
+    assert!(refused(&claimed, &Event::Started { by: INSTANCE, claim: CLAIM - 1 }, moment(0)), "an earlier claim");
+    assert!(refused(&claimed, &Event::StartFailed { by: INSTANCE, claim: CLAIM - 1, failure: refusal() }, moment(0)));
+    let unheld = Task { claimed_by: None, slots: Vec::new(), ..claimed };
+    assert!(refused(&unheld, &Event::Started { by: INSTANCE, claim: CLAIM }, moment(0)));
+    assert!(refused(&unheld, &Event::StartFailed { by: INSTANCE, claim: CLAIM, failure: refusal() }, moment(0)));
 }
 
 #[test]
-fn nothing_ends_before_its_time() {
+fn no_lease_timeout_or_retry_fires_early() {
     assert!(refused(&task(Status::Claimed), &Event::LeaseRanOut, moment(-1)));
     assert!(refused(&task(Status::Running), &Event::TimedOut, moment(-1)));
-    // The deadline has come, but its worker has been heard of since it was set.
+    // The deadline has passed, but the worker has sent a heartbeat since it was set.
     let alive = Task { last_updated: at(-29), timeout_secs: 30, ..task(Status::Running) };
     assert!(refused(&alive, &Event::TimedOut, moment(0)) && !refused(&alive, &Event::TimedOut, moment(1)));
     assert!(refused(&task(Status::RetryPending), &Event::RetryDue, moment(-1)));
@@ -301,7 +301,7 @@ fn nothing_ends_before_its_time() {
 }
 
 #[test]
-fn a_due_retry_forgets_the_last_execution_and_keeps_the_count() {
+fn a_due_retry_resets_the_last_execution_and_keeps_the_attempt() {
     let before = task(Status::RetryPending);
     let due = changed(&before, &Event::RetryDue, moment(0));
     let expected = Task {
@@ -329,7 +329,7 @@ fn a_pause_changes_the_status_and_nothing_else() {
 }
 
 #[test]
-fn a_resumed_task_is_what_it_would_be_now() {
+fn a_resumed_task_continues_as_if_never_paused() {
     let paused = |status| changed(&task(status), &Event::Paused, moment(-5)).task().clone();
     let resumed = |task: &Task, secs| changed(task, &Event::Resumed, moment(secs)).task().clone();
 
@@ -343,7 +343,7 @@ fn a_resumed_task_is_what_it_would_be_now() {
 }
 
 #[test]
-fn a_canceled_task_tells_only_those_who_were_at_it() {
+fn a_cancel_is_announced_only_if_the_task_was_executing() {
     for status in Status::ALL.into_iter().filter(|s| !s.is_terminal()) {
         for (event, cause) in [(Event::Canceled, Cause::Cancel), (Event::DeadEnd, Cause::DeadEnd)] {
             let before = task(status);
@@ -371,18 +371,18 @@ fn a_canceled_task_tells_only_those_who_were_at_it() {
 }
 
 #[test]
-fn two_timeouts_and_then_success() {
+fn children_wait_through_two_timeouts_until_success() {
     let lease = TimeDelta::seconds(30);
     let mut parent = Task { attempt: 0, run: 0, claimed_run: None, ..task(Status::Pending) };
     let child = task(Status::Waiting);
     let mut clock = 0;
     for (attempt, delay) in [(1, 10), (2, 20)] {
-        parent = changed(&parent, &Event::Claimed { by: ME, lease }, moment(clock)).task().clone();
-        parent = changed(&parent, &Event::Started { by: ME, claim: parent.claim }, moment(clock)).task().clone();
+        parent = changed(&parent, &Event::Claimed { by: INSTANCE, lease }, moment(clock)).task().clone();
+        parent = changed(&parent, &Event::Started { by: INSTANCE, claim: parent.claim }, moment(clock)).task().clone();
         assert!(refused(&parent, &Event::TimedOut, moment(clock + 29)));
         clock += 30;
         let timed_out = changed(&parent, &Event::TimedOut, moment(clock));
-        assert!(timed_out.settled().is_none(), "the child hears nothing");
+        assert!(timed_out.settled().is_none(), "the child does not move");
         assert_eq!(timed_out.notice(), Some(Notice::Retry));
         parent = timed_out.task().clone();
         assert_eq!((parent.status, parent.attempt, parent.run), (Status::RetryPending, attempt, i32::from(attempt)));
@@ -392,8 +392,8 @@ fn two_timeouts_and_then_success() {
         parent = changed(&parent, &Event::RetryDue, moment(clock)).task().clone();
         assert_eq!((parent.status, parent.attempt), (Status::Pending, attempt));
     }
-    parent = changed(&parent, &Event::Claimed { by: ME, lease }, moment(clock)).task().clone();
-    parent = changed(&parent, &Event::Started { by: ME, claim: parent.claim }, moment(clock)).task().clone();
+    parent = changed(&parent, &Event::Claimed { by: INSTANCE, lease }, moment(clock)).task().clone();
+    parent = changed(&parent, &Event::Started { by: INSTANCE, claim: parent.claim }, moment(clock)).task().clone();
     let done = changed(&parent, &report(None, Ok(())), moment(clock + 5));
     assert_eq!((done.task().status, done.task().attempt), (Status::Success, 2));
     let settled = done.settled().expect("now the child moves");

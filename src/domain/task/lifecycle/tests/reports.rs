@@ -7,10 +7,14 @@ fn lease_ran_out() -> Task {
     Task { claimed_run: CLAIMED_BEFORE, ..task(Status::Pending) }
 }
 
-/// Every way in which an execution fails, and the status from which it does.
+/// Every event that fails an execution, with the status in which it arrives and its trigger.
 fn failures() -> [(Status, Event, Trigger); 5] {
     [
-        (Status::Claimed, Event::StartFailed { by: ME, claim: CLAIM, failure: refusal() }, Trigger::WebhookFailure),
+        (
+            Status::Claimed,
+            Event::StartFailed { by: INSTANCE, claim: CLAIM, failure: refusal() },
+            Trigger::WebhookFailure,
+        ),
         (Status::Running, Event::TimedOut, Trigger::Timeout),
         (Status::Running, report(None, Err(broke())), Trigger::Explicit),
         (Status::Claimed, report(Some(RUN), Err(broke())), Trigger::Explicit),
@@ -23,7 +27,7 @@ fn failing(status: Status, retry: Option<Policy>) -> Task {
 }
 
 #[test]
-fn a_failure_that_may_be_retried_is_no_end() {
+fn a_retryable_failure_schedules_a_retry() {
     for (status, event, trigger) in failures() {
         let before = failing(status, Some(policy()));
         let retried = changed(&before, &event, Moment { jitter: Jitter::Exactly(1.0), ..moment(0) });
@@ -58,7 +62,7 @@ fn a_failure_that_may_be_retried_is_no_end() {
 }
 
 #[test]
-fn the_cause_says_what_ended_the_execution() {
+fn the_cause_is_what_ended_the_execution() {
     for (status, event, trigger) in failures() {
         let cause = if trigger == Trigger::Explicit { Cause::Report } else { Cause::Failed(trigger) };
         for retry in [None, Some(policy())] {
@@ -69,7 +73,7 @@ fn the_cause_says_what_ended_the_execution() {
 }
 
 #[test]
-fn a_failure_that_may_not_be_retried_is_the_end() {
+fn a_failure_that_is_not_retried_ends_the_task() {
     let used_up = Policy { max_retries: ATTEMPT, ..policy() };
     for (status, event, trigger) in failures() {
         let others = Trigger::ALL.into_iter().filter(|t| *t != trigger).collect();
@@ -104,7 +108,7 @@ fn a_failure_that_may_not_be_retried_is_the_end() {
 }
 
 #[test]
-fn final_types_are_never_retried_and_all_others_are() {
+fn exactly_the_final_failure_types_are_not_retried() {
     for failure_type in FailureType::ALL {
         let is_final = match failure_type {
             FailureType::ValidationError | FailureType::AuthenticationError | FailureType::Dependency => true,
@@ -118,7 +122,11 @@ fn final_types_are_never_retried_and_all_others_are() {
             (Status::Running, report(None, Err(failure(Trigger::Explicit, failure_type)))),
             (
                 Status::Claimed,
-                Event::StartFailed { by: ME, claim: CLAIM, failure: failure(Trigger::WebhookFailure, failure_type) },
+                Event::StartFailed {
+                    by: INSTANCE,
+                    claim: CLAIM,
+                    failure: failure(Trigger::WebhookFailure, failure_type),
+                },
             ),
         ];
         for (status, event) in events {
@@ -134,12 +142,12 @@ fn final_types_are_never_retried_and_all_others_are() {
 }
 
 #[test]
-fn three_retries_are_four_executions() {
+fn three_retries_make_four_executions() {
     let mut now = Task { attempt: 0, run: 0, ..task(Status::Pending) };
     let mut runs = Vec::new();
     let mut clock = 0;
     while now.status == Status::Pending {
-        let claim = Event::Claimed { by: ME, lease: TimeDelta::seconds(1) };
+        let claim = Event::Claimed { by: INSTANCE, lease: TimeDelta::seconds(1) };
         now = changed(&now, &claim, moment(clock)).task().clone();
         let failed = changed(&now, &report(None, Err(broke())), moment(clock));
         let record = failed.attempt().expect("a record");
@@ -161,7 +169,7 @@ fn three_retries_are_four_executions() {
 }
 
 #[test]
-fn success_ends_the_task_and_clears_what_went_wrong_before() {
+fn success_ends_the_task_and_clears_earlier_failures() {
     let cases = [
         (task(Status::Claimed), None),
         (task(Status::Running), None),
@@ -192,32 +200,32 @@ fn success_ends_the_task_and_clears_what_went_wrong_before() {
 }
 
 #[test]
-fn a_pending_task_takes_only_the_report_of_a_worker_that_had_got_this_run() {
+fn a_pending_task_accepts_only_reports_of_the_worker_of_its_run() {
     for result in [Ok(()), Err(broke())] {
-        let said = |run| report(run, result.clone());
-        assert!(decide(&lease_ran_out(), &said(Some(RUN)), moment(0)).is_ok_and(|t| t.is_some()));
-        assert!(refused(&lease_ran_out(), &said(None), moment(0)), "without the run it could be anybody's");
-        assert!(refused(&lease_ran_out(), &said(Some(RUN - 1)), moment(0)));
-        assert!(refused(&lease_ran_out(), &said(Some(RUN + 1)), moment(0)));
+        let reported = |run| report(run, result.clone());
+        assert!(decide(&lease_ran_out(), &reported(Some(RUN)), moment(0)).is_ok_and(|t| t.is_some()));
+        assert!(refused(&lease_ran_out(), &reported(None), moment(0)), "any worker could send it without a run");
+        assert!(refused(&lease_ran_out(), &reported(Some(RUN - 1)), moment(0)));
+        assert!(refused(&lease_ran_out(), &reported(Some(RUN + 1)), moment(0)));
         for claimed_run in [None, Some(RUN - 1)] {
             let unclaimed = Task { claimed_run, ..task(Status::Pending) };
-            assert!(refused(&unclaimed, &said(Some(RUN)), moment(0)), "{claimed_run:?}");
+            assert!(refused(&unclaimed, &reported(Some(RUN)), moment(0)), "{claimed_run:?}");
         }
         for status in [Status::Waiting, Status::Paused, Status::RetryPending, Status::Canceled] {
             let other = Task { claimed_run: CLAIMED_BEFORE, ..task(status) };
-            assert!(refused(&other, &said(Some(RUN)), moment(0)), "{status:?}");
+            assert!(refused(&other, &reported(Some(RUN)), moment(0)), "{status:?}");
         }
     }
 }
 
 #[test]
-fn reports_that_repeat_what_is_recorded() {
+fn a_report_that_matches_the_record_of_its_run_is_a_repetition() {
     use AttemptOutcome::{Canceled, Deferred, Failed, Lost, Retried, Success};
     use Status as S;
     let (good, bad) = (|| Ok(()), || Err(broke()));
     let before = RUN - 1;
-    // The task is at RUN. What its status is; what the report says and about which run; how the asked-for run is
-    // recorded to have ended and whether by a report; whether this says it again.
+    // The task is at RUN. Columns: its status; the run and the result of the report; the recorded run with its outcome
+    // and whether a report ended it; whether the report is a repetition.
     let cases = [
         (S::RetryPending, Some(before), bad(), Some((before, Retried, true)), true),
         (S::RetryPending, None, bad(), Some((before, Retried, true)), true),
@@ -234,7 +242,7 @@ fn reports_that_repeat_what_is_recorded() {
         (S::Pending, Some(before), bad(), Some((before, Failed, true)), true),
         (S::RetryPending, Some(before), bad(), Some((before, Deferred, true)), true),
         (S::RetryPending, None, bad(), Some((before, Deferred, true)), true),
-        // It says something else.
+        // The report differs from the record.
         (S::RetryPending, Some(before), good(), Some((before, Deferred, true)), false),
         (S::RetryPending, Some(before), good(), Some((before, Retried, true)), false),
         (S::RetryPending, None, good(), Some((before, Retried, true)), false),
@@ -244,19 +252,19 @@ fn reports_that_repeat_what_is_recorded() {
         (S::RetryPending, Some(before), bad(), Some((before, Retried, false)), false),
         (S::RetryPending, None, bad(), Some((before, Retried, false)), false),
         (S::Running, Some(before), bad(), Some((before, Retried, false)), false),
-        // Nobody reports that a run was canceled.
+        // A cancel is never reported by a worker.
         (S::Canceled, Some(RUN), good(), Some((RUN, Canceled, false)), false),
         (S::Canceled, Some(RUN), bad(), Some((RUN, Canceled, true)), false),
         (S::Canceled, None, bad(), Some((before, Canceled, true)), false),
-        // Nor did the worker of a run that was given up say anything.
+        // The worker of a lost run never reported.
         (S::Pending, Some(before), good(), Some((before, Lost, false)), false),
         (S::Pending, Some(before), bad(), Some((before, Lost, true)), false),
-        // Without a run it is about the current one as soon as that is executed or over.
+        // A report without a run is about the current run once that is executing or over.
         (S::Claimed, None, bad(), Some((before, Retried, true)), false),
         (S::Running, None, bad(), Some((before, Retried, true)), false),
         (S::Success, None, bad(), Some((before, Retried, true)), false),
         (S::Canceled, None, bad(), Some((before, Retried, true)), false),
-        // There is no record, or it is of another run.
+        // There is no record, or it belongs to another run.
         (S::RetryPending, Some(before), bad(), None, false),
         (S::RetryPending, None, bad(), None, false),
         (S::RetryPending, Some(before), bad(), Some((before - 1, Retried, true)), false),
@@ -264,8 +272,8 @@ fn reports_that_repeat_what_is_recorded() {
         (S::RetryPending, None, bad(), Some((before - 1, Retried, true)), false),
     ];
     for (status, run, result, recorded, expected) in cases {
-        let said = Report { run, result };
-        assert_eq!(repeats(&task(status), &said, recorded), expected, "{status:?}, {said:?}, {recorded:?}");
+        let reported = Report { run, result };
+        assert_eq!(repeats(&task(status), &reported, recorded), expected, "{status:?}, {reported:?}, {recorded:?}");
     }
     let first = Task { run: 0, ..task(Status::Pending) };
     assert!(!repeats(&first, &Report { run: None, result: bad() }, None), "there was no run before the first");
@@ -278,11 +286,11 @@ fn a_report_sent_twice_takes_effect_once() {
         let running = Task { retry, ..running.clone() };
         for run in [None, Some(RUN)] {
             for result in [Ok(()), Err(broke())] {
-                let said = report(run, result.clone());
-                let once = changed(&running, &said, moment(0));
+                let reported = report(run, result.clone());
+                let once = changed(&running, &reported, moment(0));
                 let record = once.attempt().expect("a record");
                 let recorded = Some((record.run, record.outcome, record.cause == Cause::Report));
-                match decide(once.task(), &said, moment(1)) {
+                match decide(once.task(), &reported, moment(1)) {
                     Ok(None) => assert!(once.task().status.is_terminal()),
                     Err(Refused) => assert!(repeats(once.task(), &Report { run, result }, recorded)),
                     Ok(Some(twice)) => panic!("{twice:?}"),

@@ -11,15 +11,15 @@ fn some_failure(trigger: Trigger, choice: u8) -> Failure {
     Failure { retry_after, ..failure(trigger, failure_type) }
 }
 
-/// Any event, for a task that is at `run`; times are chosen by the walk.
+/// Picks an event that fits the run and claim of the task. The walk chooses the times.
 fn event(choice: u8, task: &Task) -> Event {
     let (run, claim) = (task.run, task.claim);
     match choice % 18 {
         0 => Event::ParentsSettled { count: 1, doomed: false },
         1 => Event::ParentsSettled { count: 2, doomed: choice > 200 },
-        2 | 3 => Event::Claimed { by: ME, lease: TimeDelta::seconds(20) },
-        4 | 5 => Event::Started { by: ME, claim },
-        6 => Event::StartFailed { by: ME, claim, failure: some_failure(Trigger::WebhookFailure, choice) },
+        2 | 3 => Event::Claimed { by: INSTANCE, lease: TimeDelta::seconds(20) },
+        4 | 5 => Event::Started { by: INSTANCE, claim },
+        6 => Event::StartFailed { by: INSTANCE, claim, failure: some_failure(Trigger::WebhookFailure, choice) },
         7 => Event::LeaseRanOut,
         8 => Event::TimedOut,
         9 => report(None, Err(some_failure(Trigger::Explicit, choice))),
@@ -34,8 +34,8 @@ fn event(choice: u8, task: &Task) -> Event {
     }
 }
 
-/// What somebody does to a task, or to its parents, by hand.
-fn hand(choice: u8) -> Event {
+/// Picks an event of a manual retry of the task or of its parents.
+fn manual_event(choice: u8) -> Event {
     let wait_count = i32::from(choice % 3);
     match choice % 5 {
         0..3 => manual_retry(wait_count, 15),
@@ -59,10 +59,13 @@ fn beginning(has_policy: bool) -> Task {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever happens in whatever order: each change is sound, runs have no gaps, each is recorded at most once,
-    /// the retries never exceed the policy, and a terminal task never changes again.
+    /// After any sequence of events, each change is valid, runs have no gaps, each run is recorded at most once, the
+    /// retries never exceed the policy, and a terminal task never changes again.
     #[test]
-    fn any_walk_is_sound(steps in prop::collection::vec((any::<u8>(), 0i64..30), 1..200), has_policy in any::<bool>()) {
+    fn any_sequence_of_events_keeps_the_invariants(
+        steps in prop::collection::vec((any::<u8>(), 0i64..30), 1..200),
+        has_policy in any::<bool>(),
+    ) {
         let mut now = beginning(has_policy);
         let mut clock = 0;
         let mut recorded = BTreeSet::new();
@@ -83,37 +86,37 @@ proptest! {
         }
     }
 
-    /// The same with people at it: each change is sound, a run is recorded at most once and never after a later one,
-    /// it says truly how it came about, and what is in line or waits has nothing left of its last execution.
+    /// After any sequence of events and manual retries, each change is valid, runs are recorded at most once and in
+    /// order, each record has the right retry type, and a queued or waiting task has no traces of its last execution.
     #[test]
-    fn any_walk_with_retries_by_hand_is_sound(
+    fn any_sequence_with_manual_retries_keeps_the_invariants(
         steps in prop::collection::vec((any::<u8>(), 0i64..30, prop::bool::weighted(0.2)), 1..200),
         has_policy in any::<bool>(),
     ) {
         let mut now = beginning(has_policy);
         let mut clock = 0;
         let mut recorded = Vec::new();
-        let mut asked_for = BTreeSet::new();
-        for (choice, pause, is_by_hand) in steps {
+        let mut requested = BTreeSet::new();
+        for (choice, pause, is_manual) in steps {
             clock += pause;
-            let event = if is_by_hand { hand(choice) } else { event(choice, &now) };
+            let event = if is_manual { manual_event(choice) } else { event(choice, &now) };
             let Ok(Some(transition)) = decide(&now, &event, moment(clock)) else { continue };
             check(&now, &event, &transition);
             if let Some(record) = transition.attempt() {
                 prop_assert!(recorded.last().is_none_or(|last| *last < record.run));
-                prop_assert_eq!(record.retry_type == Some(RetryType::Manual), asked_for.contains(&record.run));
+                prop_assert_eq!(record.retry_type == Some(RetryType::Manual), requested.contains(&record.run));
                 recorded.push(record.run);
             }
             now = Task { last_updated: at(clock), ..transition.task().clone() };
-            if matches!(event, Event::RetriedByHand { .. } | Event::Revived { .. }) {
-                asked_for.insert(now.run);
+            if matches!(event, Event::RetriedManually { .. } | Event::Revived { .. }) {
+                requested.insert(now.run);
             }
             prop_assert!(now.attempt <= now.retry.as_ref().map_or(0, |p| p.max_retries));
             prop_assert!(now.wait_count >= 0);
             if matches!(now.status, Status::Pending | Status::Waiting) {
                 prop_assert_eq!((now.failure_type, now.started_at), (None, None));
             }
-            prop_assert!(!now.status.is_executing() || now.wait_count == 0, "what is executed waits for nobody");
+            prop_assert!(!now.status.is_executing() || now.wait_count == 0, "an executing task waits for no parent");
         }
     }
 }
