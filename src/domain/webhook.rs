@@ -17,11 +17,13 @@ pub struct Action {
     pub params: WebhookParams,
 }
 
+/// The kind of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum ActionKind {
     Webhook,
 }
 
+/// The call that a webhook makes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WebhookParams {
     /// `http` or `https`.
@@ -36,6 +38,7 @@ pub struct WebhookParams {
     pub headers: BTreeMap<String, String>,
 }
 
+/// The HTTP method of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum Verb {
     Get,

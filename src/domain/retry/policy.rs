@@ -119,8 +119,8 @@ impl Policy {
             Strategy::Immediate => 0,
             Strategy::FixedDelay { delay_secs } => ms(*delay_secs),
             Strategy::Custom { schedule } => {
-                let at = usize::try_from(attempt).unwrap_or(0).min(schedule.len().saturating_sub(1));
-                schedule.get(at).map_or(0, |delay| ms(delay.secs()))
+                let index = usize::try_from(attempt).unwrap_or(0).min(schedule.len().saturating_sub(1));
+                schedule.get(index).map_or(0, |delay| ms(delay.secs()))
             }
             Strategy::ExponentialBackoff { initial_delay_secs, backoff_multiplier, max_delay_secs } => {
                 let cap = ms(*max_delay_secs);
@@ -137,8 +137,8 @@ impl Policy {
             Strategy::Immediate => "immediate".into(),
             Strategy::FixedDelay { delay_secs } => format!("fixed delay of {delay_secs} s"),
             Strategy::Custom { schedule } => {
-                let at = usize::try_from(attempt).unwrap_or(0).min(schedule.len().saturating_sub(1));
-                format!("entry {} of {} in the schedule", at + 1, schedule.len())
+                let index = usize::try_from(attempt).unwrap_or(0).min(schedule.len().saturating_sub(1));
+                format!("entry {} of {} in the schedule", index + 1, schedule.len())
             }
             Strategy::ExponentialBackoff { initial_delay_secs, backoff_multiplier, max_delay_secs } => {
                 format!(

@@ -34,6 +34,7 @@ pub struct Delivery {
     pub updated_at: Timestamp,
 }
 
+/// The state of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DeliveryStatus {

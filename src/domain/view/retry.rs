@@ -77,6 +77,7 @@ pub struct AttemptStats {
     pub success_rate: Option<f64>,
 }
 
+/// Retry statistics of one kind.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct KindStats {
     pub kind: String,
@@ -90,6 +91,7 @@ pub struct KindStats {
     pub success_rate: Option<f64>,
 }
 
+/// Retry statistics of one failure type.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct FailureTypeStats {
     pub failure_type: FailureType,
@@ -193,6 +195,7 @@ pub enum WrittenDelay {
     },
 }
 
+/// How the delays of a retry policy grow.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StrategyName {
@@ -200,7 +203,9 @@ pub enum StrategyName {
     Immediate,
     /// A delay of `initial_delay_secs × backoff_multiplier^attempt`, capped at `max_delay_secs`. The default.
     ExponentialBackoff,
+    /// A delay of `delay_secs`.
     FixedDelay,
+    /// The delays of `schedule`, in order.
     Custom,
 }
 

@@ -88,7 +88,7 @@ fn a_task_with_another_failed_parent_is_not_revived() {
 }
 
 #[test]
-fn what_was_canceled_or_has_succeeded_stays() {
+fn canceled_and_succeeded_children_are_not_revived() {
     let edges = [edge(0, 1), edge(1, 2), optional(0, 3), edge(3, 4)];
     let rows =
         [row(0, Failure, 0), row(1, Canceled, 0), failed_by_dependency(2), row(3, Success, 0), row(4, Success, 0)];
@@ -96,7 +96,7 @@ fn what_was_canceled_or_has_succeeded_stays() {
 }
 
 #[test]
-fn who_only_waits_for_the_end_waits_again_if_it_has_not_begun() {
+fn a_child_that_has_not_begun_waits_for_a_retried_parent() {
     let edges = [optional(0, 2), edge(1, 2)];
     for (status, wait_count) in [(Waiting, 1), (Paused, 1), (Paused, 0), (Pending, 0)] {
         let other = if wait_count == 0 { Success } else { Running };
@@ -116,7 +116,7 @@ fn who_only_waits_for_the_end_waits_again_if_it_has_not_begun() {
 }
 
 #[test]
-fn who_waits_for_the_end_of_revived_tasks_waits_again_for_each() {
+fn a_child_waits_again_for_each_reopened_parent() {
     let edges = [edge(0, 1), optional(0, 3), optional(1, 3), optional(2, 3)];
     let rows = [row(0, Failure, 0), failed_by_dependency(1), row(2, Running, 0), row(3, Waiting, 1)];
     let expected =
