@@ -9,11 +9,11 @@ use uuid::Uuid;
 
 use super::auth::Caller;
 use super::body::Body;
-use super::dto::NewRules;
 use super::extract::{Id, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::admission::read_rules_change;
+use crate::domain::request::shapes::NewRules;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::batches::list::BatchFilter;
 

@@ -4,7 +4,6 @@ mod auth;
 mod batches;
 mod body;
 mod deliveries;
-pub mod dto;
 mod error;
 mod extract;
 mod host;

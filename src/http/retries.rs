@@ -9,12 +9,12 @@ use axum::response::{IntoResponse, Response};
 
 use super::auth::{Caller, Viewer};
 use super::body::Body;
-use super::dto::{NewRetry, RetryRequest};
 use super::extract::{Id, KindPath, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::request::new_policy::read_default_policy;
 use crate::domain::request::patch::read_retry_request;
+use crate::domain::request::shapes::{NewRetry, RetryRequest};
 use crate::domain::view::retry::RetryStats;
 use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, TaskEvent};
 

@@ -13,12 +13,12 @@ use uuid::Uuid;
 
 use super::auth::{Caller, Viewer};
 use super::body::{Body, Text};
-use super::dto::{CreateTasks, HeartbeatBody, TaskPatch};
 use super::extract::{Id, Query};
 use super::{Api, Problem};
 use crate::domain::json::write_canonical;
 use crate::domain::request::new_task::read_batch;
 use crate::domain::request::patch::{read_patch, read_progress};
+use crate::domain::request::shapes::{CreateTasks, HeartbeatBody, TaskPatch};
 use crate::domain::task::status::Status;
 use crate::domain::view::{TaskDetails, TaskSummary};
 use crate::store::Actor;

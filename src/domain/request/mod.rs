@@ -7,3 +7,4 @@ pub mod new_policy;
 pub mod new_task;
 pub mod patch;
 pub mod problems;
+pub mod shapes;
