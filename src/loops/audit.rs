@@ -42,7 +42,7 @@ impl Loop for Audit {
         let found = audit::audit(&self.store, Extent::Alive, STATEMENTS).await?;
         for (counter, count) in audit::by_counter(&found) {
             let count = u32::try_from(count).unwrap_or(u32::MAX);
-            metrics::gauge!("reprise_book_differences", "counter" => counter.as_str()).set(count);
+            metrics::gauge!("reprise_counter_differences", "counter" => counter.as_str()).set(count);
         }
         if let Some(first) = found.first() {
             tracing::error!(differences = found.len(), %first, "counters and rows differ: run `reprise doctor`");

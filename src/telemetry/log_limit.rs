@@ -1,5 +1,5 @@
-//! Keeps one kind of line from filling the log, above all while a database is away: the first few in a minute are written,
-//! then a count.
+//! Limits how often one kind of line is logged, above all during an outage of the database: the first five in a minute
+//! are logged, the rest counted.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_secs(60);
 const PER_WINDOW: u32 = 5;
 
+/// A limit for one kind of log line.
 #[derive(Debug)]
 pub struct LogLimit(Mutex<State>);
 
@@ -22,7 +23,7 @@ impl LogLimit {
         LogLimit(Mutex::new(State { since: None, written: 0, suppressed: 0 }))
     }
 
-    /// `Some`: write it, and how many were not written before it.
+    /// Whether to log the next line. If so, returns the number of lines suppressed before it.
     pub fn allows(&self) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.since.is_none_or(|since| since.elapsed() >= WINDOW) {
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_few_are_written_and_the_others_counted() {
+    fn the_first_five_lines_are_logged_and_the_rest_counted() {
         let limit = LogLimit::new();
         let written = (0..100).filter(|_| limit.allows().is_some()).count();
         assert_eq!(written, 5);

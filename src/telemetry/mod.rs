@@ -1,4 +1,4 @@
-//! Logs and metrics. Both are global to the process, so both are set up once.
+//! Logs and metrics. Both are global to the process and set up once.
 
 pub mod log_limit;
 
@@ -14,10 +14,10 @@ use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 
 use crate::config::{Log, LogFormat};
 
-/// From a fast local answer to the longest time a webhook may take.
+/// Buckets of histograms, from a fast local answer to the default timeout of a webhook.
 const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Logs go to standard error: standard output belongs to what was asked for.
+/// Sets up logs on standard error. Standard output is for the output of commands.
 pub fn logs(log: &Log) {
     let filter = EnvFilter::new(&log.rust_log.0);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
@@ -29,12 +29,12 @@ pub fn logs(log: &Log) {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
     if let Err(error) = set {
-        eprintln!("logs are already set up: {error}");
+        eprintln!("cannot set up logs: {error}");
     }
 }
 
-/// Fields of text logs without control characters: an event stays one line, and nobody's text steers a terminal. By itself
-/// the library escapes some of them, in messages only.
+/// Escapes control characters in text logs, so that an event is one line and no value controls a terminal. The library
+/// itself escapes only some of them, and only in messages.
 #[derive(Clone, Copy, Debug, Default)]
 struct OneLine;
 
@@ -58,7 +58,7 @@ impl std::fmt::Write for Escaped<'_, '_> {
     }
 }
 
-/// The metrics of this process. Whoever asks first sets them up.
+/// Returns the metrics of this process. The first call sets them up.
 pub fn metrics() -> PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE
@@ -71,7 +71,7 @@ pub fn metrics() -> PrometheusHandle {
             let recorder = builder.build_recorder();
             let handle = recorder.handle();
             if metrics::set_global_recorder(recorder).is_err() {
-                tracing::error!("another metrics recorder is installed");
+                tracing::error!("another metrics recorder is already installed");
             }
             describe();
             handle
@@ -79,7 +79,8 @@ pub fn metrics() -> PrometheusHandle {
         .clone()
 }
 
-/// Histograms keep every sample until somebody looks; where nobody scrapes, this does.
+/// Aggregates the samples of histograms every five seconds. Otherwise they would keep every sample until the next
+/// scrape.
 pub async fn upkeep(shutdown: CancellationToken) {
     let handle = metrics();
     loop {
@@ -93,29 +94,29 @@ pub async fn upkeep(shutdown: CancellationToken) {
 fn describe() {
     use metrics::{describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram};
     counter!("reprise_tasks_created_total", "Tasks created");
-    counter!("reprise_transitions_total", "Changes of status, by from and to");
+    counter!("reprise_transitions_total", "Status changes, by from and to");
     counter!("task_retry_total", "Retries scheduled, by trigger and number of the retry");
     counter!("task_retry_succeeded_total", "Tasks that succeeded after a retry");
-    counter!("task_retry_final_total", "Failures that a policy did not want retried");
-    counter!("task_retry_deferred_total", "Deferrals: the other side said when to come back");
-    counter!("task_retry_manual_total", "Tasks retried or revived by hand");
+    counter!("task_retry_final_total", "Failures that a retry policy excludes from retries");
+    counter!("task_retry_deferred_total", "Deferrals: the receiver or worker said when to try again");
+    counter!("task_retry_manual_total", "Tasks retried manually, or revived by a manual retry");
     counter!("task_retry_exhausted_total", "Tasks that failed because their retries were used up");
-    counter!("reprise_task_timeouts_total", "Runs that ended without a sign of life in time");
-    counter!("reprise_webhook_calls_total", "Outgoing calls, by trigger and outcome");
-    counter!("reprise_webhook_exhausted_total", "Notifications given up after their last attempt");
-    histogram!("reprise_webhook_duration_seconds", "Duration of outgoing calls, by trigger and outcome");
+    counter!("reprise_task_timeouts_total", "Runs ended because no heartbeat arrived in time");
+    counter!("reprise_webhook_calls_total", "Webhook calls, by trigger and outcome");
+    counter!("reprise_webhook_exhausted_total", "Notifications that failed on their last attempt");
+    histogram!("reprise_webhook_duration_seconds", "Duration of webhook calls, by trigger and outcome");
     counter!("reprise_loop_ticks_total", "Ticks of the loops, by loop and outcome");
-    counter!("reprise_loop_processed_total", "What the loops processed");
-    histogram!("reprise_loop_tick_duration_seconds", "Duration of the loops' ticks");
-    gauge!("reprise_loop_lag_seconds", "How overdue the most overdue work of a loop is");
-    gauge!("reprise_queue_age_seconds", "For how long the task at the head of the queue has been in it");
-    gauge!("reprise_book_differences", "Counters that differ from the rows they count, by book");
+    counter!("reprise_loop_processed_total", "Tasks and rows processed by the loops, by loop");
+    histogram!("reprise_loop_tick_duration_seconds", "Duration of the ticks of the loops, by loop");
+    gauge!("reprise_loop_lag_seconds", "Delay of the most overdue work, by loop");
+    gauge!("reprise_queue_age_seconds", "Time that the task at the head of the queue has been in it");
+    gauge!("reprise_counter_differences", "Counters that differ from the rows they count, by counter");
     gauge!("reprise_tasks", "Tasks by status");
-    gauge!("reprise_blocked_groups", "Combinations of rules and values that block tasks");
+    gauge!("reprise_blocked_groups", "Groups of tasks blocked by the same rule and values");
     gauge!("reprise_outbox_depth", "Notifications still to be delivered");
-    gauge!("reprise_outbox_oldest_age_seconds", "Age of the oldest of them");
-    gauge!("reprise_pool_connections", "Database connections, used and idle");
-    histogram!("reprise_http_request_duration_seconds", "Duration of requests, by method, path and status");
+    gauge!("reprise_outbox_oldest_age_seconds", "Age of the oldest notification still to be delivered");
+    gauge!("reprise_pool_connections", "Database connections for requests, by state: used or idle");
+    histogram!("reprise_http_request_duration_seconds", "Duration of HTTP requests, by method, path and status");
 }
 
 #[cfg(test)]
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_ends_a_line_of_the_text_log() {
+    fn values_cannot_end_a_line_of_the_text_log() {
         let lines = Lines::default();
         let writer = lines.clone();
         let logs =
@@ -151,9 +152,9 @@ mod tests {
             let error = std::io::Error::other(text);
             span.in_scope(|| tracing::warn!(display = %text, debug = ?text, str = text, %error, "said {text}"));
         });
-        let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        assert!(said.ends_with('\n') && said.contains("said a\\nb") && said.contains("display=a\\nb"), "{said}");
-        assert_eq!(said.trim_end_matches('\n').chars().filter(|c| c.is_control()).count(), 0, "{said:?}");
-        assert!(said.contains('é'), "{said}");
+        let log = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(log.ends_with('\n') && log.contains("said a\\nb") && log.contains("display=a\\nb"), "{log}");
+        assert_eq!(log.trim_end_matches('\n').chars().filter(|c| c.is_control()).count(), 0, "{log:?}");
+        assert!(log.contains('é'), "{log}");
     }
 }
