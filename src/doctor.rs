@@ -1,28 +1,30 @@
-//! `reprise doctor`: counts slots, batches, waiting tasks and totals anew, compares derived columns, says what differs,
-//! and mends it if asked to.
+//! `reprise doctor`: recounts slots, blocked groups, batches, waiting tasks and totals, compares derived columns,
+//! prints the differences and, with `--fix`, repairs them.
 
 use std::time::Duration;
 
 use crate::output::print;
-use crate::store::ledger::audit::{self, Extent};
+use crate::store::ledger::audit::{self, Counter, Extent};
 use crate::store::{self, Store};
 
-/// Differences printed one by one.
+/// Maximum number of differences that are printed.
 const SHOWN: usize = 20;
-/// Mending one thing can show another: a slot that was freed, a child that moves its batch.
+/// Maximum number of repairs. A repair can reveal another difference: a slot is released, a child changes its batch.
 const ROUNDS: usize = 5;
-/// Time to examine everything. Whoever asks for it is willing to wait.
+/// Time limit of the audit, which reads every task.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// Prints what it finds. An error is the one line for the end: what could not be examined, or is still wrong.
+/// Audits all counters and prints the result. An error is the last line to print: why the audit failed, or what
+/// differs.
 pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
     if !store.is_migrated().await.map_err(|error| error.to_string())? {
-        return Err("the tables are not up to date; run `reprise migrate` first".into());
+        return Err("the tables are out of date; run `reprise migrate` first".into());
     }
-    let mut differences = examine(store).await?;
+    let mut differences = audit_all(store).await?;
+    let width = Counter::ALL.iter().map(|counter| counter.as_str().len()).max().unwrap_or(0);
     for (counter, count) in audit::by_counter(&differences) {
         let found = if count == 0 { "ok".into() } else { format!("{count} wrong") };
-        print(&format!("{:<9} {found}\n", counter.as_str()))?;
+        print(&format!("{:<width$}  {found}\n", counter.as_str()))?;
     }
     for difference in differences.iter().take(SHOWN) {
         print(&format!("  {difference}\n"))?;
@@ -34,21 +36,27 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
         return Ok(());
     }
     if !fix {
-        return Err(format!("{} differences; `reprise doctor --fix` mends them", differences.len()));
+        return Err(match differences.len() {
+            1 => "1 difference; `reprise doctor --fix` repairs it".into(),
+            count => format!("{count} differences; `reprise doctor --fix` repairs them"),
+        });
     }
     for _ in 0..ROUNDS {
         audit::repair(store, &differences).await.map_err(|error| error.to_string())?;
-        differences = examine(store).await?;
+        differences = audit_all(store).await?;
         if differences.is_empty() {
             return print("repaired\n");
         }
     }
-    Err(format!("{} differences are left, the first is {}", differences.len(), differences[0]))
+    Err(match differences.as_slice() {
+        [only] => format!("1 difference remains: {only}"),
+        many => format!("{} differences remain, the first: {}", many.len(), many[0]),
+    })
 }
 
-async fn examine(store: &Store) -> Result<Vec<audit::Difference>, String> {
-    // The server ends its statements itself. One that does not answer any more is not waited for.
-    let examined = tokio::time::timeout(LIMIT + store.limit(), audit::audit(store, Extent::All, LIMIT));
-    let examined = examined.await.unwrap_or_else(|_| Err(store::Error::too_late(LIMIT)));
-    examined.map_err(|error| error.to_string())
+async fn audit_all(store: &Store) -> Result<Vec<audit::Difference>, String> {
+    // The server ends its statements after the limit. The timeout is for a server that no longer answers.
+    let result = tokio::time::timeout(LIMIT + store.limit(), audit::audit(store, Extent::All, LIMIT));
+    let result = result.await.unwrap_or_else(|_| Err(store::Error::too_late(LIMIT)));
+    result.map_err(|error| error.to_string())
 }

@@ -55,7 +55,8 @@ async fn the_doctor_finds_and_repairs_every_wrong_counter() {
         let (f, ids) = busy().await;
         f.db.execute(damage).await;
         let (ok, said) = doctor(&f, &[]);
-        assert!(!ok && said.contains(&format!("{counter:<9} 1 wrong")), "{damage}: {said}");
+        assert!(!ok && said.contains(&format!("{counter:<14}  1 wrong")), "{damage}: {said}");
+        assert!(said.contains("1 difference; `reprise doctor --fix` repairs it"), "{damage}: {said}");
         assert_eq!(said.matches(" ok").count(), 5, "{damage}: {said}");
         let (ok, said) = doctor(&f, &["--fix"]);
         assert!(ok && said.contains("repaired"), "{damage}: {said}");

@@ -138,7 +138,7 @@ async fn missing_derived_columns_are_found_and_repaired() {
     assert_eq!(listed(&f, "status=Failure&kind=old").await, [old.as_str()]);
     assert_eq!(listed(&f, "status=Failure&timeout=300").await.len(), 0);
     let (ok, said) = doctor(&f, &[]);
-    assert!(!ok && said.contains("derived   2 wrong") && said.contains(&old), "{said}");
+    assert!(!ok && said.contains("derived         2 wrong") && said.contains(&old), "{said}");
     // The repair does not wait for a locked task.
     let mut holder = f.db.pool.begin().await.unwrap();
     sqlx::query("select from task where id = $1::uuid for update").bind(&old).execute(&mut *holder).await.unwrap();
