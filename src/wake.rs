@@ -1,6 +1,6 @@
-//! Hints that a loop has new work: at once to the loops of this process, and through PostgreSQL's NOTIFY to the
-//! other instances. Only hints: a lost one costs at most a poll interval, so they are sent after the commit,
-//! outside its transaction, and many together as one.
+//! Hints that a loop has new work: directly to the loops of this process, and through PostgreSQL's NOTIFY to the other
+//! instances. A lost hint delays work by a poll interval at most. Hints are therefore sent after the commit, outside
+//! its transaction, and many are merged into one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,12 +15,13 @@ impl Hints {
     pub const START: Hints = Hints(1);
     pub const RETRY: Hints = Hints(2);
     pub const DELIVER: Hints = Hints(4);
-    /// A new deadline: for this process alone, the others have nothing to gain by looking.
+    /// A new deadline, for this process only: the other instances gain nothing by looking.
     pub const TIMEOUT: Hints = Hints(8);
-    /// Counters were put aside: for this process alone.
+    /// Deferred changes of counters, for this process only.
     pub const COUNTERS: Hints = Hints(16);
-    const HERE: u8 = Hints::TIMEOUT.0 | Hints::COUNTERS.0;
-    const EACH: [Hints; 5] = [Hints::START, Hints::RETRY, Hints::DELIVER, Hints::TIMEOUT, Hints::COUNTERS];
+    /// Hints that are not sent to other instances.
+    const LOCAL: u8 = Hints::TIMEOUT.0 | Hints::COUNTERS.0;
+    const ALL: [Hints; 5] = [Hints::START, Hints::RETRY, Hints::DELIVER, Hints::TIMEOUT, Hints::COUNTERS];
 
     pub fn add(&mut self, other: Hints) {
         self.0 |= other.0;
@@ -39,43 +40,45 @@ impl Hints {
     }
 }
 
+/// Wakes the loops of this process and collects the hints for other instances.
 #[derive(Clone, Debug, Default)]
 pub struct Wake(Arc<WakeInner>);
 
 #[derive(Debug, Default)]
 struct WakeInner {
     loops: [Notify; 5],
+    /// Bits of the hints that are not sent yet.
     outgoing: AtomicU8,
-    send: Notify,
+    has_outgoing: Notify,
 }
 
 impl Wake {
-    /// New work was committed here: for the loops of this process, and the news for the others.
-    pub fn everyone(&self, hints: Hints) {
+    /// Hints at work that this process has committed, to its own loops and to the other instances.
+    pub fn notify_all(&self, hints: Hints) {
         if hints.is_empty() {
             return;
         }
-        self.here(hints);
-        let news = hints.0 & !Hints::HERE;
-        if news != 0 {
-            self.0.outgoing.fetch_or(news, Ordering::AcqRel);
-            self.0.send.notify_one();
+        self.notify_local(hints);
+        let outgoing = hints.0 & !Hints::LOCAL;
+        if outgoing != 0 {
+            self.0.outgoing.fetch_or(outgoing, Ordering::AcqRel);
+            self.0.has_outgoing.notify_one();
         }
     }
 
-    /// Another instance has committed new work.
-    pub fn here(&self, hints: Hints) {
-        for (one, notify) in Hints::EACH.iter().zip(&self.0.loops) {
+    /// Hints at work to the loops of this process.
+    pub fn notify_local(&self, hints: Hints) {
+        for (one, notify) in Hints::ALL.iter().zip(&self.0.loops) {
             if hints.0 & one.0 != 0 {
                 notify.notify_one();
             }
         }
     }
 
-    /// Completes when the loop has been hinted at since this was last awaited: `notify_one` keeps a permit,
-    /// so a hint that comes while the loop is at work is not lost.
+    /// Waits for a hint for this loop. `notify_one` keeps a permit, so a hint that arrives while the loop is busy is
+    /// not lost.
     pub async fn hinted(&self, which: Hints) {
-        for (one, notify) in Hints::EACH.iter().zip(&self.0.loops) {
+        for (one, notify) in Hints::ALL.iter().zip(&self.0.loops) {
             if *one == which {
                 return notify.notified().await;
             }
@@ -83,14 +86,14 @@ impl Wake {
         std::future::pending::<()>().await;
     }
 
-    /// Waits until there is something to tell the other instances, and takes it.
+    /// Waits for hints for the other instances, and takes them.
     pub async fn outgoing(&self) -> Hints {
         loop {
             let hints = Hints(self.0.outgoing.swap(0, Ordering::AcqRel));
             if !hints.is_empty() {
                 return hints;
             }
-            self.0.send.notified().await;
+            self.0.has_outgoing.notified().await;
         }
     }
 }

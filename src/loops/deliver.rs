@@ -267,7 +267,7 @@ impl Marks {
             wait = (wait * 2).min(Duration::from_secs(2));
         }
         self.in_flight.fetch_sub(count, Ordering::AcqRel);
-        self.store.wake().here(Hints::DELIVER);
+        self.store.wake().notify_local(Hints::DELIVER);
         true
     }
 

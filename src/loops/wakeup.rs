@@ -53,7 +53,7 @@ async fn listen_until_error(store: &Store) {
     loop {
         // Nobody says anything, or the connection has fallen silent.
         let heard = match tokio::time::timeout(store.limit(), listener.hinted()).await {
-            Ok(hinted) => hinted.map(|hints| store.wake().here(hints)),
+            Ok(hinted) => hinted.map(|hints| store.wake().notify_local(hints)),
             Err(_) => listener.check().await,
         };
         if let Err(error) = heard {

@@ -93,7 +93,7 @@ impl Answers {
             let pause = pauses.get(&answer.claim).map_or(FIRST_PAUSE, |pause| (*pause * 2).min(LONGEST_PAUSE));
             self.late.push(Late { answer, again: Instant::now() + pause, pause });
         }
-        self.store.wake().here(Hints::START);
+        self.store.wake().notify_local(Hints::START);
         true
     }
 

@@ -100,7 +100,7 @@ impl StartCaller {
     fn later(&self, mut queued: QueuedCall, pause: Option<Duration>) -> impl Future<Output = QueuedCall> + use<'_> {
         self.queue.step_aside();
         // There is room for others now.
-        self.store.wake().here(Hints::START);
+        self.store.wake().notify_local(Hints::START);
         async move {
             match pause {
                 Some(pause) => tokio::time::sleep(pause).await,

@@ -259,7 +259,7 @@ impl Tx {
         completion::settle(&mut self, &changes.reopened, finished, &mut changes.hints).await?;
         self.simple("commit").await?;
         self.ended = true;
-        self.store.wake.everyone(changes.hints);
+        self.store.wake.notify_all(changes.hints);
         for ((from, to), n) in changes.transitions {
             let labels = [("from", from.as_str()), ("to", to.as_str())];
             metrics::counter!("reprise_transitions_total", &labels).increment(n);
