@@ -1,5 +1,5 @@
-//! Who may use the API, and how far each may go: the settings of the door and the keys they name. Holds digests of keys
-//! only, and must never show a key, neither in an error nor in a log.
+//! API keys, their scopes, and the settings of both. Keeps only digests of keys, and must never show a key in an error
+//! or a log.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,41 +10,41 @@ use subtle::ConstantTimeEq;
 
 use crate::config::secret::Secret;
 
-/// What an entry has to look like.
+/// The allowed form of an entry, for error messages.
 const ENTRY: &str = "must be name:key or name:key:scope, with a name of 1 to 64 letters, digits, '.', '_' or '-', a key of \
                      visible ASCII characters without ',' and ':', and read, write or admin as the scope";
 /// Shorter keys can be guessed.
-const LONG_ENOUGH: usize = 16;
-/// What may be opened; the rest of the API is never without a key.
-const OPENABLE: [&str; 4] = ["/", "/docs", "/metrics", "/openapi.json"];
+const MIN_SAFE_LENGTH: usize = 16;
+/// Paths that `PUBLIC_PATHS` may name. The rest of the API always needs a key.
+const PUBLISHABLE: [&str; 4] = ["/", "/docs", "/metrics", "/openapi.json"];
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Access")]
 pub struct Access {
-    /// Keys for the API, separated by commas; SCOPE is read, write (the default) or admin. Absent: no key is needed,
-    /// and only a loopback address is listened on
+    /// API keys, separated by commas; SCOPE is read, write (the default) or admin. Without keys, the API is open and
+    /// the service listens on a loopback address only
     #[arg(long, env = "API_KEYS", global = true, hide_env_values = true, value_name = "NAME:KEY[:SCOPE]")]
     pub api_keys: Option<Secret>,
-    /// File that holds the keys instead, one on each line or separated by commas
+    /// File with the API keys, instead of `API_KEYS`: one on each line, or separated by commas
     #[arg(long, env = "API_KEYS_FILE", global = true, value_name = "FILE")]
     pub api_keys_file: Option<PathBuf>,
-    /// What needs no key, separated by commas: /docs, /metrics, /openapi.json, /
+    /// Paths that need no key, some of /, /docs, /metrics and /openapi.json, separated by commas
     #[arg(long, env = "PUBLIC_PATHS", global = true, default_value = "", hide_default_value = true, value_parser = paths, value_name = "PATHS")]
     pub public_paths: Paths,
 }
 
 impl Access {
-    /// The keys, from whichever of the two settings is there; the error is the one line to print.
+    /// Reads the keys from the variable or the file. An error is the one line to print.
     pub fn keys(&self) -> Result<Keys, String> {
         let read = Secret::read("API_KEYS", self.api_keys.as_ref(), self.api_keys_file.as_ref())?;
         let Some((text, at)) = read else { return Ok(Keys::default()) };
         let keys = Keys::parse(&text).map_err(|why| format!("{at}: {why}"))?;
-        // Whoever sets them wants a lock: nothing but separators must not leave the door open.
+        // A value of separators only must not leave the API open: the setting asks for keys.
         if keys.is_empty() { Err(format!("{at}: must hold at least one key")) } else { Ok(keys) }
     }
 }
 
-/// How far a key goes; each includes those before it.
+/// What a key may do. Each scope includes the scopes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     Read,
@@ -73,7 +73,7 @@ impl Scope {
 
 #[derive(Clone)]
 pub struct ApiKey {
-    /// As the audit trail calls whoever uses it.
+    /// The name of the caller in the audit trail.
     pub name: String,
     pub scope: Scope,
     digest: [u8; 32],
@@ -86,12 +86,12 @@ impl fmt::Debug for ApiKey {
     }
 }
 
-/// All keys. Several may have one name, so that a key can be changed without a moment in which neither works.
+/// All API keys. Several keys may have the same name, so that a key can be replaced without an interruption.
 #[derive(Clone, Debug, Default)]
 pub struct Keys(Vec<ApiKey>);
 
 impl Keys {
-    /// The error says which entry is wrong by its number alone: a part of it may be a key.
+    /// Parses the entries. The error names a bad entry by its number only, as a part of it may be a key.
     fn parse(text: &str) -> Result<Keys, String> {
         let mut keys: Vec<ApiKey> = Vec::new();
         let entries = text.split([',', '\n']).map(str::trim).filter(|entry| !entry.is_empty());
@@ -109,7 +109,8 @@ impl Keys {
         self.0.is_empty()
     }
 
-    /// Looks at every key and compares digests in constant time: how long it takes tells nothing about any key.
+    /// Finds the key that a request carries. Compares all digests, each in constant time, so the duration reveals
+    /// nothing.
     pub fn find(&self, given: &[u8]) -> Option<&ApiKey> {
         let digest = digest(given);
         let mut found = None;
@@ -121,7 +122,7 @@ impl Keys {
         found
     }
 
-    /// Names of those whose key can be guessed.
+    /// Names of the keys that are short enough to be guessed.
     pub fn short(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter(|key| key.short).map(|key| key.name.as_str())
     }
@@ -132,14 +133,14 @@ fn read_key(entry: &str) -> Option<ApiKey> {
     let (name, key, scope) = (parts.next()?, parts.next()?, parts.next());
     let scope = scope.map_or(Some(Scope::Write), Scope::parse)?;
     let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let good_name = (1..=64).contains(&name.len()) && name.chars().all(is_name);
-    // `name:read` lacks its key; taken as it stands, "read" would open the door.
-    let good_key = !key.is_empty() && key.chars().all(|c| c.is_ascii_graphic()) && Scope::parse(key).is_none();
-    (good_name && good_key && parts.next().is_none()).then(|| ApiKey {
+    let valid_name = (1..=64).contains(&name.len()) && name.chars().all(is_name);
+    // `name:read` lacks its key; "read" must not become one.
+    let valid_key = !key.is_empty() && key.chars().all(|c| c.is_ascii_graphic()) && Scope::parse(key).is_none();
+    (valid_name && valid_key && parts.next().is_none()).then(|| ApiKey {
         name: name.to_owned(),
         scope,
         digest: digest(key.as_bytes()),
-        short: key.len() < LONG_ENOUGH,
+        short: key.len() < MIN_SAFE_LENGTH,
     })
 }
 
@@ -147,12 +148,12 @@ fn digest(key: &[u8]) -> [u8; 32] {
     Sha256::digest(key).into()
 }
 
-/// Paths that need no key.
+/// Paths that need no key, from `PUBLIC_PATHS`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Paths(Vec<&'static str>);
 
 impl Paths {
-    /// What lies below `/docs` belongs to it.
+    /// Whether a path is public. Paths below `/docs` belong to it.
     pub fn contain(&self, path: &str) -> bool {
         let below = |open: &str| open != "/" && path.strip_prefix(open).is_some_and(|rest| rest.starts_with('/'));
         self.0.iter().any(|open| *open == path || below(open))
@@ -161,9 +162,9 @@ impl Paths {
 
 fn paths(text: &str) -> Result<Paths, String> {
     let named = text.split(',').map(str::trim).filter(|path| !path.is_empty());
-    let known = |path: &str| OPENABLE.into_iter().find(|open| *open == path);
+    let known = |path: &str| PUBLISHABLE.into_iter().find(|open| *open == path);
     let paths: Option<Vec<&str>> = named.map(known).collect();
-    paths.map(Paths).ok_or_else(|| format!("must be some of {}, separated by commas", OPENABLE.join(", ")))
+    paths.map(Paths).ok_or_else(|| format!("must be some of {}, separated by commas", PUBLISHABLE.join(", ")))
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ fn a_key_has_a_name_and_a_scope() {
 }
 
 #[test]
-fn scopes_include_those_before_them() {
+fn scopes_include_the_scopes_before_them() {
     assert!(Scope::Admin > Scope::Write && Scope::Write > Scope::Read);
 }
 
@@ -67,7 +67,7 @@ fn nothing_shows_a_key() {
 }
 
 #[test]
-fn keys_come_from_one_place() {
+fn keys_come_from_a_variable_or_a_file() {
     assert!(access(None, None).keys().unwrap().is_empty());
     assert!(access(Some(" "), Some("")).keys().unwrap().is_empty(), "empty is absent");
     let both = access(Some("ann:S3CRET"), Some("/f")).keys().unwrap_err();
@@ -79,13 +79,13 @@ fn keys_come_from_one_place() {
 }
 
 #[test]
-fn keys_that_can_be_guessed_are_known_by_name() {
+fn short_keys_are_reported_by_name() {
     let keys = keys("ann:0123456789abcde,bob:0123456789abcdef");
     assert_eq!(keys.short().collect::<Vec<_>>(), ["ann"]);
 }
 
 #[test]
-fn only_what_is_named_is_open() {
+fn only_named_paths_are_public() {
     let open = paths("/docs, /metrics").unwrap();
     for path in ["/docs", "/docs/", "/docs/index.css", "/metrics"] {
         assert!(open.contain(path), "{path}");

@@ -1,10 +1,10 @@
-//! Settings that are secrets: read from a variable or from a file, and never shown.
+//! Secret settings: read from a variable or a file, and never shown.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// A text that is shown to nobody. What is wrong with it is found by `validate`, because an error of the parser
-/// would print it.
+/// A text that is never printed. `Config::validate` checks it, because an error of the command line parser would print
+/// it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -21,8 +21,8 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// What the variable holds, or the file that another one names, and how a message speaks of it. Empty is the same
-    /// as absent, but a file that is named must hold something.
+    /// Reads the variable `name`, or the file that `{name}_FILE` names. Returns the text and the name of its source for
+    /// messages. An empty variable counts as absent, but a named file must not be empty.
     pub fn read(
         name: &str,
         value: Option<&Secret>,

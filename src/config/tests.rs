@@ -6,7 +6,7 @@ fn parse_args(args: &[&str]) -> Result<Cli, String> {
 }
 
 #[test]
-fn a_bad_argument_is_one_line_too() {
+fn an_error_about_an_argument_is_one_line() {
     let cases = [
         (&["bench", "--sink", "here"][..], "--sink here: must be an IP address with a port, such as 127.0.0.1:0"),
         (&["bench", "--filled", "many"], "--filled many: must be a whole number from 0 to 1000000000"),
@@ -19,7 +19,7 @@ fn a_bad_argument_is_one_line_too() {
 }
 
 #[test]
-fn a_bad_value_is_one_line_that_says_what_is_allowed() {
+fn an_error_about_a_setting_is_one_line_that_says_what_is_allowed() {
     let cases = [
         (["--port", "http"], "PORT=http: must be a whole number from 0 to 65535"),
         (["--worker-loop-interval-ms", "1"], "WORKER_LOOP_INTERVAL_MS=1: must be a whole number from 10 to 3600000"),
@@ -58,14 +58,14 @@ fn a_bad_value_is_one_line_that_says_what_is_allowed() {
 }
 
 #[test]
-fn only_the_zero_setup_mode_is_local() {
+fn a_database_url_or_another_address_is_not_local() {
     assert!(parse_args(&[]).unwrap().config.is_local());
     assert!(!parse_args(&["--database-url", "postgres://x/y"]).unwrap().config.is_local());
     assert!(!parse_args(&["--bind-addr", "0.0.0.0"]).unwrap().config.is_local());
 }
 
 #[test]
-fn secrets_come_from_a_file_or_a_variable_but_not_from_both() {
+fn secrets_come_from_a_variable_or_a_file() {
     let file = std::env::temp_dir().join(format!("reprise-secrets-{}", std::process::id()));
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     let path = file.to_str().unwrap();
@@ -74,9 +74,9 @@ fn secrets_come_from_a_file_or_a_variable_but_not_from_both() {
     let config = parse_args(&from_file).unwrap().config;
     assert_eq!(config.signer().unwrap().shortest(), Some(24));
     let both = [from_file[0], path, "--webhook-signing-secrets", secret];
-    let said = parse_args(&both).unwrap_err();
+    let error = parse_args(&both).unwrap_err();
     assert_eq!(
-        said,
+        error,
         format!("WEBHOOK_SIGNING_SECRETS_FILE={path}: must not be set together with WEBHOOK_SIGNING_SECRETS")
     );
     std::fs::write(&file, "\n").unwrap();
@@ -87,7 +87,7 @@ fn secrets_come_from_a_file_or_a_variable_but_not_from_both() {
 }
 
 #[test]
-fn without_keys_only_loopback_is_listened_on() {
+fn without_keys_the_address_must_be_loopback() {
     let keys = |args: &[&str]| parse_args(args).unwrap().config.keys();
     for address in ["127.0.0.1", "127.3.2.1", "::1"] {
         assert!(keys(&["--bind-addr", address]).unwrap().is_empty());
@@ -100,7 +100,7 @@ fn without_keys_only_loopback_is_listened_on() {
 }
 
 #[test]
-fn defaults_are_those_of_the_contract() {
+fn settings_have_the_documented_defaults() {
     let config = parse_args(&[]).unwrap().config;
     assert_eq!(config.http.port, 8085);
     assert_eq!(config.loops.worker_claim_timeout_secs, 30);

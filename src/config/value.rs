@@ -1,9 +1,10 @@
-//! Parsers of single values, with messages that say what is allowed.
+//! Parsers of single settings, with messages that say what is allowed.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+/// Parses a whole number in `range`.
 pub fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
 where
     T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
@@ -14,6 +15,7 @@ where
     }
 }
 
+/// Parses any value; `what` completes the message "must be …".
 pub fn parsed<T: FromStr + Clone + Send + Sync + 'static>(
     what: &'static str,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
