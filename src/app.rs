@@ -1,5 +1,5 @@
-//! Puts the service together, runs it, and takes it apart again in the right order: stop claiming, let what is in
-//! flight end, write its results, answer the last requests, close the pool, and only then stop a database of our own.
+//! Starts the service and shuts it down in order: stop claiming, let calls in flight end, record their results, answer
+//! the last requests, close the pools, and only then stop a private PostgreSQL.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -32,10 +32,10 @@ use crate::store::Store;
 use crate::webhook::{self, Client};
 use crate::{bench, doctor, telemetry};
 
-/// Time for requests and notifications under way after the tasks have been seen to.
-const LAST_ANSWERS: Duration = Duration::from_secs(2);
+/// Time limit of each last step of the shutdown: open connections, requests in progress, background work.
+const LAST_STEPS: Duration = Duration::from_secs(2);
 
-/// Does what the command says; an error is the one line to print. `shutdown` ends the service.
+/// Runs a command. An error is the one line to print; `shutdown` ends the service.
 pub async fn run(command: Command, config: Config, shutdown: CancellationToken) -> Result<(), String> {
     if command == Command::Openapi {
         return print(&http::document());
@@ -46,7 +46,7 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
-    // The port first: it is quicker to know that it is taken than to make a database.
+    // Bind the port first: it fails faster than the start of a database.
     let listener = match command {
         Command::Serve => Some(bind(&config).await?),
         Command::Migrate | Command::Doctor { .. } | Command::Openapi | Command::Bench(_) => None,
@@ -71,7 +71,7 @@ pub async fn run(command: Command, config: Config, shutdown: CancellationToken) 
         result = work => result,
         error = failed(private.as_ref()) => Err(error),
     };
-    // Whatever still uses a connection loses it: the server rolls back what was not committed.
+    // Work that still uses a connection loses it, and the server rolls back its transaction.
     store.close();
     if let Some(private) = private
         && let Err(error) = private.stop().await
@@ -93,6 +93,7 @@ async fn start_postgres(config: &Config) -> Result<PrivatePostgres, String> {
     PrivatePostgres::open(settings).await.map_err(|error| database::explain(&error))
 }
 
+/// Waits until the private PostgreSQL fails, and returns why.
 async fn failed(private: Option<&PrivatePostgres>) -> String {
     match private {
         Some(private) => database::explain(&private.failed().await),
@@ -102,9 +103,9 @@ async fn failed(private: Option<&PrivatePostgres>) -> String {
 
 async fn bind(config: &Config) -> Result<TcpListener, String> {
     config.keys()?;
-    let wanted = SocketAddr::new(config.http.bind_addr, config.http.port);
-    let cannot = |error| format!("PORT={}: cannot listen on {wanted}: {error}", config.http.port);
-    TcpListener::bind(wanted).await.map_err(cannot)
+    let address = SocketAddr::new(config.http.bind_addr, config.http.port);
+    let cannot = |error| format!("PORT={}: cannot listen on {address}: {error}", config.http.port);
+    TcpListener::bind(address).await.map_err(cannot)
 }
 
 async fn serve(
@@ -128,12 +129,12 @@ async fn serve(
     })?;
 
     let mut supervisor = Supervisor::default();
-    // One of them is for listening, which has no use for a pool.
+    // One of the connections is for LISTEN, which needs no pool.
     let for_loops = store.with_own_pool(connections_for_loops(config) - 1);
     let running = start_loops(config, &for_loops, &client, &mut supervisor);
     let (requests, ending) = (TaskTracker::new(), CancellationToken::new());
     let keys = config.keys()?;
-    let locked = !keys.is_empty();
+    let needs_key = !keys.is_empty();
     let api = Api {
         loops: for_loops.clone(),
         service: Service::new(store.clone(), config.limits().metadata_bytes, config.retry.stuck_after_secs),
@@ -155,7 +156,7 @@ async fn serve(
     let stop_http = CancellationToken::new();
     let mut server = tokio::spawn(http::serve(listener, api, stop_http.clone()));
     tracing::info!(%address, instance = %store.instance(), "ready");
-    if let Err(error) = print(&greeting(local, private, locked)) {
+    if let Err(error) = print(&greeting(local, private, needs_key)) {
         tracing::warn!("{error}");
     }
 
@@ -170,39 +171,39 @@ async fn serve(
     supervisor.shutdown().cancel();
     running.end(grace).await;
     stop_http.cancel();
-    if result.is_ok() && tokio::time::timeout(LAST_ANSWERS, &mut server).await.is_err() {
-        tracing::warn!("some requests were still open");
+    if result.is_ok() && tokio::time::timeout(LAST_STEPS, &mut server).await.is_err() {
+        tracing::warn!("connections still open at shutdown");
     }
     requests.close();
-    let _ = tokio::time::timeout(LAST_ANSWERS, requests.wait()).await;
-    if tokio::time::timeout(LAST_ANSWERS, supervisor.stop()).await.is_err() {
-        tracing::warn!("some background work was broken off");
+    let _ = tokio::time::timeout(LAST_STEPS, requests.wait()).await;
+    if tokio::time::timeout(LAST_STEPS, supervisor.stop()).await.is_err() {
+        tracing::warn!("background work aborted at shutdown");
     }
     for_loops.close();
     result
 }
 
-/// Of all connections, those that requests cannot take.
+/// The part of the connections that is reserved for the loops.
 fn connections_for_loops(config: &Config) -> u32 {
     (config.database.pool_max_size / 3).clamp(3, 8)
 }
 
-/// The tables must be there before anything else.
+/// Migrates the tables, or checks that they are up to date.
 async fn prepare(config: &Config, store: &Store) -> Result<(), String> {
     if config.database.auto_migrate {
         return store.migrate().await;
     }
     match store.is_migrated().await {
         Ok(true) => Ok(()),
-        Ok(false) => Err("AUTO_MIGRATE=0: the tables are not up to date; run `reprise migrate` first".into()),
+        Ok(false) => Err("AUTO_MIGRATE=0: the tables are out of date; run `reprise migrate` first".into()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// What has to end in order.
+/// Work that has to end in order at shutdown.
 struct RunningService {
-    /// Nothing new is claimed or called any more.
-    claimed_last: CancellationToken,
+    /// Canceled once the start loop claims and calls nothing more.
+    start_ended: CancellationToken,
     keeper: Keeper,
     deliveries: TaskTracker,
 }
@@ -210,7 +211,7 @@ struct RunningService {
 impl RunningService {
     async fn end(self, grace: Duration) {
         let tasks = async {
-            self.claimed_last.cancelled().await;
+            self.start_ended.cancelled().await;
             self.keeper.drain(grace).await;
         };
         let notifications = async {
@@ -219,7 +220,7 @@ impl RunningService {
         };
         let both = async { tokio::join!(tasks, notifications) };
         if tokio::time::timeout(grace, both).await.is_err() {
-            tracing::warn!("not everything in flight ended within SHUTDOWN_GRACE_SECS");
+            tracing::warn!("calls still in flight after SHUTDOWN_GRACE_SECS");
         }
     }
 }
@@ -235,11 +236,11 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     let (keeper, last_keeper) = (caller.keeper(), caller.keeper());
     let token = shutdown.clone();
     supervisor.spawn("lease", async move { keeper.run(token).await });
-    let claimed_last = CancellationToken::new();
-    let (last, token, loops_store) = (claimed_last.clone(), shutdown.clone(), store.clone());
+    let start_ended = CancellationToken::new();
+    let (ended, token, loops_store) = (start_ended.clone(), shutdown.clone(), store.clone());
     supervisor.spawn("start", async move {
         tokio::join!(runner::run(start, loops_store, token.clone()), caller.run(token));
-        last.cancel();
+        ended.cancel();
     });
     supervisor.spawn("start result", answers.run());
 
@@ -271,10 +272,10 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     supervisor.spawn("metrics", telemetry::upkeep(shutdown.clone()));
     supervisor.spawn("wake-up", wakeup::tell(store.clone(), shutdown.clone()));
     supervisor.spawn("listener", wakeup::listen(store.clone(), shutdown));
-    RunningService { claimed_last, keeper: last_keeper, deliveries }
+    RunningService { start_ended, keeper: last_keeper, deliveries }
 }
 
-/// "Every address" is nothing one can call.
+/// Replaces an unspecified address, which clients cannot call, by the loopback address.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -284,13 +285,13 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-fn greeting(address: SocketAddr, private: Option<&PrivatePostgres>, locked: bool) -> String {
+fn greeting(address: SocketAddr, private: Option<&PrivatePostgres>, needs_key: bool) -> String {
     let url = format!("http://{address}");
     let data = private.map_or_else(String::new, |private| {
         let whose = if private.is_own() { "of its own" } else { "of another instance, which stops it when it ends" };
         format!("  Data  {} (PostgreSQL {} {whose})\n", private.data_dir().display(), private.version())
     });
-    let key = if locked { "-H \"Authorization: Bearer $KEY\" " } else { "" };
+    let key = if needs_key { "-H \"Authorization: Bearer $KEY\" " } else { "" };
     format!(
         "Reprise is ready.\n  API   {url}\n  Docs  {url}/docs\n{data}Try:\n  curl -s {url}/task {key}-d \
          '[{{\"name\": \"hello\", \"kind\": \"demo\"}}]'\n"

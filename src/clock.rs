@@ -1,16 +1,17 @@
-//! What time it is. In production the database says so, which makes all instances agree;
-//! a test sets the time itself and moves it by hand.
+//! The current time. In production it is the time of the database, so that all instances agree. Tests set and move it
+//! manually.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::{DateTime, TimeDelta, Utc};
 
+/// The source of the time of a transaction.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
-    /// Each transaction takes PostgreSQL's `now()`.
+    /// Each transaction uses PostgreSQL's clock.
     #[default]
     Database,
-    /// Every statement gets this time instead.
+    /// Every statement uses this time.
     Fixed(Arc<Mutex<DateTime<Utc>>>),
 }
 
@@ -19,7 +20,7 @@ impl Clock {
         Clock::Fixed(Arc::new(Mutex::new(at)))
     }
 
-    /// The value of the statements' "now" parameter: null lets the database use its own time.
+    /// The "now" parameter of statements: null makes the database use its own time.
     pub fn param(&self) -> Option<DateTime<Utc>> {
         match self {
             Clock::Database => None,
@@ -27,7 +28,7 @@ impl Clock {
         }
     }
 
-    /// Moves a fixed clock; the database's cannot be moved.
+    /// Advances a fixed clock. Does nothing to the clock of the database.
     pub fn advance(&self, by: TimeDelta) {
         if let Clock::Fixed(at) = self {
             *at.lock().unwrap_or_else(PoisonError::into_inner) += by;

@@ -1,5 +1,5 @@
-//! Handles: the URLs that workers report to, and the tokens in them that stand for a key. A token is good for one run of
-//! one task. The secret must never be shown, and nothing here knows where it is kept.
+//! Handles: the URLs that workers report to, with tokens that replace an API key. A token is valid for one run of one
+//! task. The signing key must never be shown; where it is stored is not known here.
 
 use std::fmt;
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
-/// What all instances sign with. Whoever has it can report for every task.
+/// The key that all instances sign tokens with. It allows reports for every task.
 #[derive(Clone)]
 pub struct SigningKey([u8; SigningKey::LENGTH]);
 
@@ -20,10 +20,11 @@ impl SigningKey {
         SigningKey(bytes)
     }
 
-    /// 64 hexadecimal digits, which need no escaping in a URL.
+    /// The token of a run: 64 hexadecimal digits, which need no escaping in a URL.
     pub fn token(&self, task: Uuid, run: i32) -> String {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
-        // Of fixed lengths, so that no two runs are signed as the same bytes; the word leaves room for other uses.
+        // All parts have a fixed length, so no two runs are signed as the same bytes. The prefix leaves room for other
+        // uses.
         mac.update(b"handle");
         mac.update(task.as_bytes());
         mac.update(&run.to_be_bytes());
@@ -34,7 +35,7 @@ impl SigningKey {
         token
     }
 
-    /// Takes as long for a wrong token as for one that is nearly right.
+    /// Whether `token` is the token of this run. Compares in constant time.
     pub fn accepts(&self, task: Uuid, run: i32, token: &str) -> bool {
         self.token(task, run).as_bytes().ct_eq(token.as_bytes()).into()
     }
@@ -46,7 +47,7 @@ impl fmt::Debug for SigningKey {
     }
 }
 
-/// Makes the handles that workers are sent.
+/// Makes the handles that Reprise sends to workers.
 #[derive(Clone, Debug)]
 pub struct Handles {
     host_url: String,
@@ -58,6 +59,7 @@ impl Handles {
         Handles { host_url, secret }
     }
 
+    /// The handle of a run.
     pub fn of(&self, task: Uuid, run: i32) -> String {
         format!("{}/task/{task}?run={run}&token={}", self.host_url, self.secret.token(task, run))
     }
@@ -70,7 +72,7 @@ mod tests {
     const TASK: Uuid = Uuid::from_u128(1);
 
     #[test]
-    fn a_token_is_good_for_its_task_and_run_only() {
+    fn a_token_is_valid_for_its_task_and_run_only() {
         let secret = SigningKey::new([7; 32]);
         let token = secret.token(TASK, 3);
         assert!(secret.accepts(TASK, 3, &token));
@@ -82,7 +84,8 @@ mod tests {
         }
     }
 
-    /// Computed elsewhere. Instances of several versions share a database, so this must not change.
+    /// The expected value was computed independently. Instances of several versions share a database, so it must not
+    /// change.
     #[test]
     fn a_token_is_an_hmac_of_task_and_run() {
         let token = SigningKey::new([7; 32]).token(TASK, 3);

@@ -1,42 +1,44 @@
-//! Reprise: a REST task service on PostgreSQL. This is the map of the house, from the roof down; calls go down only.
+//! Reprise: a REST task service on PostgreSQL.
+//!
+//! The modules, from the outermost layer to the innermost. Calls go down only.
 
 #![forbid(unsafe_code)]
 
-/// Who may use the API: keys and their scopes.
+/// API keys and their scopes.
 pub mod access;
 /// Settings from the environment and the command line.
 pub mod config;
-/// What is printed.
+/// Writes to standard output.
 pub mod output;
 /// Logs and metrics.
 pub mod telemetry;
 
-/// The whole service, put together and taken apart in the right order.
+/// Starts the service and shuts it down in the right order.
 pub mod app;
-/// Measures how fast it is.
+/// `reprise bench`: measures throughput and latency.
 pub mod bench;
 /// Errors of the private PostgreSQL, with the settings to change.
 pub mod database;
-/// Counts the books anew and mends them.
+/// `reprise doctor`: audits all counters and repairs them.
 pub mod doctor;
 
-/// The edge: HTTP in, problems out.
+/// The HTTP API: handlers, authentication, error answers.
 pub mod http;
-/// What the service does by itself: start, time out, retry, deliver, clean up.
+/// Background work: start, time out, retry, deliver, clean up.
 pub mod loops;
-/// One function per verb of the API.
+/// The operations of the API, one function each.
 pub mod service;
-/// Outgoing calls.
+/// The client for webhook calls.
 pub mod webhook;
 
-/// The database is the clock; tests bring their own.
+/// The current time: the database's, or a test's.
 pub mod clock;
-/// Handles: where workers report, and the tokens that let them.
+/// Handles: the URLs that workers report to, and their tokens.
 pub mod handle;
-/// The only place with SQL.
+/// Statements and transactions: the only module with SQL.
 pub mod store;
-/// Hints that there is new work, inside the process and between instances.
+/// Hints about new work, within the process and between instances.
 pub mod wake;
 
-/// The rules as plain values and functions.
+/// The rules of the service as plain values and functions.
 pub mod domain;

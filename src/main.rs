@@ -1,4 +1,4 @@
-//! Parses the configuration, starts the logs and runs a subcommand. An error ends the process with one line.
+//! Parses the configuration, sets up logs and runs a subcommand. An error ends the process with one line.
 
 use std::process::ExitCode;
 
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     let command = cli.command.unwrap_or(Command::Serve);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Command::Bench(_) = command {
-        // It shares the cores with what it measures, and one thread is quick enough.
+        // The benchmark shares the cores with the service that it measures, and one thread is fast enough.
         runtime.worker_threads(1);
     }
     let runtime = match runtime.enable_all().build() {
@@ -45,7 +45,7 @@ fn fail(line: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Ctrl-C and SIGTERM end the service in good order; a second one ends it at once.
+/// Shuts the service down on SIGINT (Ctrl-C) or SIGTERM. A second signal ends the process at once.
 fn watch_signals(shutdown: &CancellationToken) -> Result<(), String> {
     let cannot = |error| format!("cannot listen to signals: {error}");
     let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
@@ -58,7 +58,7 @@ fn watch_signals(shutdown: &CancellationToken) -> Result<(), String> {
                 _ = terminate.recv() => {}
             }
             if shutdown.is_cancelled() {
-                eprintln!("reprise: stopped at once");
+                eprintln!("reprise: second signal, exiting without a clean shutdown");
                 std::process::exit(130);
             }
             shutdown.cancel();

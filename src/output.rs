@@ -1,8 +1,8 @@
-//! Standard output, which belongs to what was asked for.
+//! Standard output, for the output of commands; logs go to standard error.
 
 use std::io::{ErrorKind, Write, stdout};
 
-/// Prints a text as it is. Whoever reads no further has seen enough; any other error is the one line to end with.
+/// Prints a text. A reader that closes the pipe early is no error; any other error is the one line to print.
 pub fn print(text: &str) -> Result<(), String> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
