@@ -1,5 +1,5 @@
-//! The door: who may do what. Decides on every request before its handler sees it, and says on whose behalf it is. Must
-//! never show a key or a token, neither in an answer nor in a log.
+//! Authentication: decides before the handler whether a request is allowed, and on whose behalf it acts. Must never
+//! show a key or a token in an answer or a log.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,21 +20,23 @@ use crate::handle::SigningKey;
 use crate::service::Service;
 use crate::store::Actor;
 
-/// For those who watch over the process; they tell nothing.
+/// Paths for probes, which need no key and reveal nothing.
 const ALWAYS_OPEN: [&str; 2] = ["/health", "/ready"];
 
-/// What the door knows.
+/// Checks API keys, tokens of handles and, without keys, the `Host` header.
 #[derive(Debug)]
 pub struct Authenticator {
-    /// None at all: everybody may do everything.
+    /// If empty, every request is allowed.
     pub keys: Keys,
+    /// Paths that may be read without a key.
     pub public: Paths,
+    /// Verifies the tokens of handles.
     pub secret: SigningKey,
-    /// What a request may be meant for as long as there are no keys.
+    /// Hosts that a request may name; checked only without keys.
     pub hosts: Hosts,
 }
 
-/// The service, on behalf of whoever sent the request.
+/// The service, acting on behalf of the caller of the request.
 pub struct Caller(pub Service);
 
 impl FromRequestParts<Arc<Api>> for Caller {
@@ -46,12 +48,13 @@ impl FromRequestParts<Arc<Api>> for Caller {
     }
 }
 
-/// How much of a task's actions whoever sent the request may see.
+/// How much of a task's actions the caller may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Viewer {
     Everything,
+    /// Values of secret headers are masked.
     NoSecrets,
-    /// Somebody with a handle: the actions tell of other receivers.
+    /// For callers without a key, such as workers with a handle: actions name other receivers.
     NoActions,
 }
 
@@ -63,7 +66,8 @@ impl Viewer {
         }
     }
 
-    pub fn shown(self, mut task: TaskDetails) -> TaskDetails {
+    /// Removes from `task` what the caller may not see.
+    pub fn redact(self, mut task: TaskDetails) -> TaskDetails {
         match self {
             Viewer::Everything => {}
             Viewer::NoSecrets => task.actions.hide_secrets(),
@@ -81,8 +85,9 @@ impl FromRequestParts<Arc<Api>> for Viewer {
     }
 }
 
-pub async fn guard(State(api): State<Arc<Api>>, mut request: Request, next: Next) -> Result<Response, Problem> {
-    let (actor, viewer) = api.door.admit(&request)?;
+/// Middleware that refuses requests that are not allowed, and passes the actor and the viewer on to the handler.
+pub async fn authenticate(State(api): State<Arc<Api>>, mut request: Request, next: Next) -> Result<Response, Problem> {
+    let (actor, viewer) = api.authenticator.admit(&request)?;
     if let Actor::Person(name) = &actor {
         tracing::Span::current().record("caller", name.as_str());
     }
@@ -100,39 +105,39 @@ impl Authenticator {
         if self.keys.is_empty() {
             self.hosts.check(request)?;
         }
-        let has_token = self.token(request)?;
+        let has_token = self.check_token(request)?;
         if self.keys.is_empty() {
             return Ok((Actor::Api, if has_token { Viewer::NoActions } else { Viewer::Everything }));
         }
         let given = credential(request.headers());
         let key = given.and_then(|given| self.keys.find(given));
         let actor = key.map_or(Actor::Api, |key| Actor::Person(key.name.clone()));
-        if has_token || (is_reading(request.method()) && self.public.contain(path)) {
+        if has_token || (is_read(request.method()) && self.public.contain(path)) {
             return Ok((actor, if key.is_some() { Viewer::of(key) } else { Viewer::NoActions }));
         }
         let Some(key) = key else {
-            return Err(refused(match given {
-                None => "an API key is needed: Authorization: Bearer <key>, or X-API-Key: <key>",
-                Some(_) => "the API key is not known",
+            return Err(unauthorized(match given {
+                None => "API key missing: send Authorization: Bearer <key> or X-API-Key: <key>",
+                Some(_) => "unknown API key",
             }));
         };
-        let needed = needed(request.method(), matched(request));
+        let needed = needed_scope(request.method(), matched_path(request));
         if key.scope < needed {
             let (has, needs) = (key.scope.as_str(), needed.as_str());
-            let detail = format!("the scope of this API key is {has}, but this needs {needs}");
+            let detail = format!("the API key has the scope {has}, but this operation needs {needs}");
             return Err(Problem::new(StatusCode::FORBIDDEN, detail));
         }
         Ok((actor, Viewer::of(Some(key))))
     }
 
-    /// Whether the request has the token of the task and the run that it is about. A wrong one is always refused.
-    fn token(&self, request: &Request) -> Result<bool, Problem> {
-        if !takes_token(request.method(), matched(request)) {
+    /// Whether the request carries the token of its task and run. A wrong token is always an error.
+    fn check_token(&self, request: &Request) -> Result<bool, Problem> {
+        if !takes_token(request.method(), matched_path(request)) {
             return Ok(false);
         }
         let query = url::form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes());
         let (mut run, mut token) = (None, None);
-        // The first of each, as the handler reads them; it refuses repetitions.
+        // The first of each, like the handler, which refuses repeated parameters.
         for (name, value) in query {
             match name.as_ref() {
                 "run" if run.is_none() => run = Some(value),
@@ -145,33 +150,34 @@ impl Authenticator {
         let run = run.and_then(|run| run.parse::<i32>().ok());
         match (task, run) {
             (Some(task), Some(run)) if self.secret.accepts(task, run, &token) => Ok(true),
-            _ => Err(refused("the token is not that of this task and this run")),
+            _ => Err(unauthorized("the token does not belong to this task and run")),
         }
     }
 }
 
+/// Whether a path needs no key, whatever the settings.
 pub fn always_open(path: &str) -> bool {
     ALWAYS_OPEN.contains(&path)
 }
 
-/// Whether the token of a handle can stand for a key.
+/// Whether an operation accepts the token of a handle instead of a key.
 pub fn takes_token(method: &Method, path: Option<&str>) -> bool {
-    path == Some("/task/{id}") && (is_reading(method) || [Method::PATCH, Method::PUT].contains(method))
+    path == Some("/task/{id}") && (is_read(method) || [Method::PATCH, Method::PUT].contains(method))
 }
 
-fn refused(why: &str) -> Problem {
-    Problem::new(StatusCode::UNAUTHORIZED, why)
+fn unauthorized(detail: &str) -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, detail)
 }
 
-fn matched(request: &Request) -> Option<&str> {
+fn matched_path(request: &Request) -> Option<&str> {
     request.extensions().get::<MatchedPath>().map(MatchedPath::as_str)
 }
 
-fn is_reading(method: &Method) -> bool {
+fn is_read(method: &Method) -> bool {
     [Method::GET, Method::HEAD].contains(method)
 }
 
-/// The key as sent. An `Authorization` of another scheme is somebody else's business, such as a proxy's.
+/// The key that the request carries. An `Authorization` header with another scheme is ignored: it may be for a proxy.
 fn credential(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| {
         let (scheme, rest) = value.as_bytes().split_at_checked("Bearer ".len())?;
@@ -180,15 +186,15 @@ fn credential(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes().trim_ascii()))
 }
 
-/// The scope that an operation needs. What is not known to be the daily work with tasks is for administrators, so that a
-/// new operation is locked until somebody decides otherwise.
-pub fn needed(method: &Method, path: Option<&str>) -> Scope {
-    let daily = |path: &str| ["/task", "/batch"].iter().any(|start| is_at_or_below(path, start));
+/// The scope that an operation needs. Operations that are not listed here need `admin`, so a new operation is locked by
+/// default.
+pub fn needed_scope(method: &Method, path: Option<&str>) -> Scope {
+    let is_task_work = |path: &str| ["/task", "/batch"].iter().any(|start| is_at_or_below(path, start));
     match path {
-        _ if is_reading(method) => Scope::Read,
-        // There is nothing there, which anybody with a key may be told.
+        _ if is_read(method) => Scope::Read,
+        // Any key may learn that the path does not exist.
         None => Scope::Read,
-        Some(path) if daily(path) => Scope::Write,
+        Some(path) if is_task_work(path) => Scope::Write,
         Some(_) => Scope::Admin,
     }
 }
@@ -202,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_scope_that_is_needed() {
+    fn each_operation_needs_a_scope() {
         let cases = [
             (Method::GET, Some("/task"), Scope::Read),
             (Method::HEAD, Some("/retry-policy"), Scope::Read),
@@ -218,7 +224,7 @@ mod tests {
             (Method::POST, None, Scope::Read),
         ];
         for (method, path, scope) in cases {
-            assert_eq!(needed(&method, path), scope, "{method} {path:?}");
+            assert_eq!(needed_scope(&method, path), scope, "{method} {path:?}");
         }
     }
 

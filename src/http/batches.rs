@@ -1,9 +1,10 @@
-//! `/batches`, `/batch/{id}`, `/batch/{id}/rules`, `/dag/{batch_id}`
+//! Handlers of `/batches`, `/batch/{id}`, `/batch/{id}/rules` and `/dag/{batch_id}`.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
@@ -17,23 +18,23 @@ use crate::domain::request::shapes::NewRules;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::batches::list::BatchFilter;
 
-/// List batches, newest first
+/// List batches
 ///
-/// With their tasks counted by status. A page whose batches have more than 8 MiB of metadata and kinds is cut short; its
-/// `X-Next-Cursor` goes on where it ends.
+/// Returns batches, newest first, each with its tasks counted by status. A page has at most 100 batches. It ends early
+/// if the metadata and kinds of its batches exceed 8 MiB; its `X-Next-Cursor` continues from there.
 #[utoipa::path(
     get, path = "/batches", operation_id = "listBatches", tag = "batches",
     params(
         ("scope" = Option<String>, Query, description = "Exactly this scope"),
         ("metadata" = Option<String>, Query, description = "A JSON object that the metadata contains"),
-        ("page" = Option<i64>, Query, description = "From 0. Past 100,000 rows (page × page_size) use cursor", minimum = 0, maximum = 100_000),
-        ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
-        ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
+        ("page" = Option<i64>, Query, description = "Page number, from 0. page × page_size must not exceed 100,000; use cursor beyond that", minimum = 0, maximum = 100_000),
+        ("page_size" = Option<i64>, Query, description = "Rows per page, 50 by default; values above 100 count as 100", minimum = 1),
+        ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the previous page; replaces page"),
     ),
     responses(
         (status = 200, description = "The batches", body = Vec<BatchSummary>,
-         headers(("X-Next-Cursor" = Uuid, description = "There is more: the cursor of the next page"))),
-        (status = 400, description = "A malformed parameter", body = Problem,
+         headers(("X-Next-Cursor" = Uuid, description = "Cursor of the next page, if there may be one"))),
+        (status = 400, description = "Invalid parameter; details lists every problem", body = Problem,
          content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
@@ -51,13 +52,13 @@ pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Respo
 
 /// Get a batch
 ///
-/// With its tasks counted by status and the sums of their counters.
+/// Returns the batch with its tasks counted by status and the sums of their counters.
 #[utoipa::path(
     get, path = "/batch/{id}", operation_id = "getBatch", tag = "batches",
     params(("id" = Uuid, Path, description = "The batch")),
     responses(
-        (status = 200, description = "The batch and its sums", body = Batch),
-        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The batch", body = Batch),
+        (status = 400, description = "The id is not a UUID", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
@@ -69,13 +70,14 @@ pub async fn get(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Json<Batch>,
 
 /// Stop a batch
 ///
-/// Cancels every task of it that is alive, those that wait for a retry too.
+/// Cancels every task of the batch that has not ended, including tasks that wait for a retry. Reprise stops a large
+/// batch in several transactions, 1,000 tasks each. If the request fails halfway, send it again.
 #[utoipa::path(
     delete, path = "/batch/{id}", operation_id = "stopBatch", tag = "batches",
     params(("id" = Uuid, Path, description = "The batch")),
     responses(
-        (status = 200, description = "What was canceled", body = StoppedBatch),
-        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "Canceled tasks, counted by their previous status", body = StoppedBatch),
+        (status = 400, description = "The id is not a UUID", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
@@ -87,14 +89,15 @@ pub async fn stop(Caller(service): Caller, Id(id): Id) -> Result<Json<StoppedBat
 
 /// Change the rules of a batch's tasks
 ///
-/// All tasks of the kind that are alive get these rules instead of theirs, and those that were blocked are judged anew.
+/// Replaces the rules of all tasks of the given kind that have not ended. Reprise then rechecks the blocked tasks among
+/// them.
 #[utoipa::path(
     patch, path = "/batch/{id}/rules", operation_id = "changeRules", tag = "batches",
     params(("id" = Uuid, Path, description = "The batch")),
     request_body = NewRules,
     responses(
-        (status = 200, description = "How many tasks have them now", body = ChangedRules),
-        (status = 400, description = "A malformed rule, or one that a task of the batch cannot carry", body = Problem,
+        (status = 200, description = "Number of tasks that have the new rules", body = ChangedRules),
+        (status = 400, description = "Invalid rule, or a rule that does not fit a task of the batch", body = Problem,
          content_type = "application/problem+json"),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
         (status = 413, description = "The body is too large", body = Problem,
@@ -114,14 +117,15 @@ pub async fn change_rules(
 
 /// Get the graph of a batch
 ///
-/// All tasks of the batch, in the order in which they were given, and every link that begins or ends at one of them. The
-/// other end may be a task of another batch, which is not among `tasks`.
+/// Returns all tasks of the batch in the order of the request, and every link that starts or ends at one of them. The
+/// other end of a link may be a task of another batch, which is not in `tasks`. The graph may have at most 48 MiB; list
+/// the tasks of a larger batch with `GET /task?batch_id=…`.
 #[utoipa::path(
     get, path = "/dag/{batch_id}", operation_id = "getDag", tag = "batches",
     params(("batch_id" = Uuid, Path, description = "The batch")),
     responses(
         (status = 200, description = "Tasks and links", body = Dag),
-        (status = 400, description = "Not a UUID, or the graph is too large to be shown at once", body = Problem,
+        (status = 400, description = "The id is not a UUID, or the graph is larger than 48 MiB", body = Problem,
          content_type = "application/problem+json"),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
@@ -129,9 +133,10 @@ pub async fn change_rules(
     )
 )]
 pub async fn dag(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Response, Problem> {
-    // One at a time: each may be large, and is held several times over until it is written out.
-    let Ok(_one) = tokio::time::timeout(api.request_time, api.graphs.acquire()).await else {
-        return Err(Problem::unavailable());
+    // One graph at a time: it may be large, and several copies of it are in memory until the answer is sent.
+    let Ok(_permit) = tokio::time::timeout(api.request_time, api.graphs.acquire()).await else {
+        let detail = "too many graphs are being read; this request waited for REQUEST_TIMEOUT_SECS";
+        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail));
     };
     Ok(Json(api.service.dag(id).await?).into_response())
 }

@@ -1,5 +1,5 @@
-//! Reads the bodies of requests. All that are being read and worked on at the same time share a budget in bytes: past it
-//! large ones wait, so that many of them at once cannot fill the memory.
+//! Reads request bodies. All bodies in memory share a budget in bytes: when it is used up, large bodies wait, so that
+//! many of them at once cannot fill the memory.
 
 use std::sync::Arc;
 
@@ -13,68 +13,69 @@ use tokio::time::Instant;
 
 use super::{Api, Problem};
 
-/// What is read of a body that is too large anyway: many clients read the answer only after they have sent all of it.
-const STILL_READ: usize = 64 * 1024 * 1024;
-/// Bodies up to this size reserve nothing.
-const FREE: usize = 64 * 1024;
-/// A tree of values takes up to so many times the memory of its text.
-const TREE: usize = 16;
-/// Nothing but new tasks has a use for more: a report holds at most 64 KiB of metadata and a failure reason.
+/// Bytes that are read and discarded past the limit: many clients read the answer only after they have sent everything.
+const DISCARDED: usize = 64 * 1024 * 1024;
+/// Bodies up to this size need no part of the budget.
+const UNBUDGETED: usize = 64 * 1024;
+/// A JSON tree takes up to this many times the memory of its text.
+const TREE_FACTOR: usize = 16;
+/// Largest body that is parsed into a tree. Only the creation of tasks needs more, and does not use a tree: a report
+/// holds at most 64 KiB of metadata and a failure reason.
 const LARGEST_TREE: usize = 2 * 1024 * 1024;
-/// What one permit of the budget stands for.
+/// Bytes per permit of the budget.
 const UNIT: usize = 1024;
 
-/// How large a body may be, and the budget for all of them.
+/// The size limit of a body, and the budget for all bodies.
 #[derive(Debug)]
 pub struct Bodies {
-    most: usize,
+    max: usize,
     units: u32,
     budget: Arc<Semaphore>,
 }
 
 impl Bodies {
-    /// The budget is two bodies of the largest size.
-    pub fn new(most: usize) -> Bodies {
-        let units = u32::try_from((2 * most).div_ceil(UNIT)).unwrap_or(u32::MAX);
-        Bodies { most, units, budget: Arc::new(Semaphore::new(units as usize)) }
+    /// Makes a budget for two bodies of the largest size.
+    pub fn new(max: usize) -> Bodies {
+        let units = u32::try_from((2 * max).div_ceil(UNIT)).unwrap_or(u32::MAX);
+        Bodies { max, units, budget: Arc::new(Semaphore::new(units as usize)) }
     }
 
-    async fn reserve(&self, bytes: usize, until: Instant) -> Result<BodyPermit, Problem> {
+    async fn reserve(&self, bytes: usize, deadline: Instant) -> Result<BodyPermit, Problem> {
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.units);
-        match tokio::time::timeout_at(until, Arc::clone(&self.budget).acquire_many_owned(units)).await {
+        match tokio::time::timeout_at(deadline, Arc::clone(&self.budget).acquire_many_owned(units)).await {
             Ok(Ok(permit)) => Ok(BodyPermit(Some(permit))),
             _ => Err(Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "too many large requests at the same time; this one waited for REQUEST_TIMEOUT_SECS",
+                "too many large requests are in progress; this one waited for REQUEST_TIMEOUT_SECS",
             )),
         }
     }
 }
 
-/// The part of the budget that a request occupies until this is dropped.
+/// The part of the budget that a request holds until it drops this.
 #[derive(Debug, Default)]
-pub struct BodyPermit(#[allow(dead_code, reason = "it is kept to be dropped")] Option<OwnedSemaphorePermit>);
+pub struct BodyPermit(#[allow(dead_code, reason = "held until it is dropped")] Option<OwnedSemaphorePermit>);
 
-/// The body as text that is not looked into yet.
+/// The body as unparsed bytes.
 pub struct Text(pub Vec<u8>, pub BodyPermit);
 
 impl FromRequest<Arc<Api>> for Text {
     type Rejection = Problem;
 
     async fn from_request(request: Request, api: &Arc<Api>) -> Result<Text, Problem> {
-        read(request, api, api.bodies.most, 1).await
+        read(request, api, api.bodies.max, 1).await
     }
 }
 
-/// The body as a tree of JSON, whatever its content type says; an empty one is `{}`. The handler keeps the second part
-/// until it has answered.
+/// The body as a JSON tree, whatever its content type; an empty body is `{}`. The handler holds the permit until it has
+/// answered.
 pub struct Body(pub Value, pub BodyPermit);
 
 impl FromRequest<Arc<Api>> for Body {
     type Rejection = Problem;
 
     async fn from_request(request: Request, api: &Arc<Api>) -> Result<Body, Problem> {
-        let Text(bytes, held) = read(request, api, api.bodies.most.min(LARGEST_TREE), TREE).await?;
+        let Text(bytes, held) = read(request, api, api.bodies.max.min(LARGEST_TREE), TREE_FACTOR).await?;
         if bytes.is_empty() {
             return Ok(Body(Value::Object(serde_json::Map::new()), held));
         }
@@ -84,41 +85,42 @@ impl FromRequest<Arc<Api>> for Body {
     }
 }
 
-/// Reads up to `most` bytes, of which each reserves `weight`. One whose length is not known reserves the most that it can
-/// become.
-async fn read(request: Request, api: &Arc<Api>, most: usize, weight: usize) -> Result<Text, Problem> {
+/// Reads up to `max` bytes. Each byte reserves `weight` bytes of the budget. A body of unknown length reserves the
+/// budget of the largest body.
+async fn read(request: Request, api: &Arc<Api>, max: usize, weight: usize) -> Result<Text, Problem> {
     let body = request.into_body();
     let length = body.size_hint().exact().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
     let mut held = BodyPermit::default();
-    if let Some(length) = length.filter(|length| *length > FREE && *length <= most) {
+    if let Some(length) = length.filter(|length| *length > UNBUDGETED && *length <= max) {
         held = api.bodies.reserve(length * weight, Instant::now() + api.request_time).await?;
     }
-    let fits = length.is_none_or(|length| length <= most);
+    let fits = length.is_none_or(|length| length <= max);
     let mut bytes = Vec::with_capacity(length.filter(|_| fits).unwrap_or(0));
     let mut chunks = body.into_data_stream();
     let mut read = 0;
-    let mut late = Instant::now() + api.request_time;
-    while let Some(chunk) = tokio::time::timeout_at(late, chunks.next()).await.map_err(|_| too_slow(api))? {
+    let mut deadline = Instant::now() + api.request_time;
+    while let Some(chunk) = tokio::time::timeout_at(deadline, chunks.next()).await.map_err(|_| too_slow(api))? {
         let chunk = chunk.map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "body: could not be read"))?;
         read += chunk.len();
-        if read > most + STILL_READ {
+        if read > max + DISCARDED {
             break;
         }
-        if read > most || !fits {
+        if read > max || !fits {
             (bytes, held) = (Vec::new(), BodyPermit::default());
             continue;
         }
-        if length.is_none() && read > FREE && held.0.is_none() {
+        if length.is_none() && read > UNBUDGETED && held.0.is_none() {
             let waiting = Instant::now();
-            held = api.bodies.reserve(most * weight, waiting + api.request_time).await?;
-            late += waiting.elapsed();
+            held = api.bodies.reserve(max * weight, waiting + api.request_time).await?;
+            // The wait for the budget does not count as the client's time.
+            deadline += waiting.elapsed();
         }
         bytes.extend_from_slice(&chunk);
     }
-    if read > most {
-        let detail = match api.bodies.most {
-            limit if limit == most => format!("body: must have at most {most} bytes (MAX_BODY_BYTES)"),
-            _ => format!("body: must have at most {most} bytes"),
+    if read > max {
+        let detail = match api.bodies.max {
+            limit if limit == max => format!("body: must have at most {max} bytes (MAX_BODY_BYTES)"),
+            _ => format!("body: must have at most {max} bytes"),
         };
         return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
     }
@@ -127,10 +129,8 @@ async fn read(request: Request, api: &Arc<Api>, most: usize, weight: usize) -> R
 
 fn too_slow(api: &Arc<Api>) -> Problem {
     let secs = api.request_time.as_secs();
-    Problem::new(
-        StatusCode::REQUEST_TIMEOUT,
-        format!("body: must have arrived after {secs} seconds (REQUEST_TIMEOUT_SECS)"),
-    )
+    let detail = format!("body: not received within {secs} s (REQUEST_TIMEOUT_SECS)");
+    Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
 }
 
 #[cfg(test)]
@@ -142,11 +142,11 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_large_body_does_not_wait_for_ever() {
+    async fn a_large_body_does_not_wait_forever() {
         let bodies = Bodies::new(128 * 1024);
         let soon = || Instant::now() + Duration::from_secs(60);
         let held = bodies.reserve(usize::MAX, soon()).await;
-        assert!(held.is_ok(), "the whole budget is enough for everybody");
+        assert!(held.is_ok(), "the whole budget covers any size");
         let refused = bodies.reserve(1, soon()).await.unwrap_err().into_response();
         assert_eq!(
             (refused.status(), &refused.headers()["retry-after"]),

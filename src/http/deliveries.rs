@@ -1,4 +1,4 @@
-//! `/webhook-deliveries`
+//! Handlers of `/webhook-deliveries`.
 
 use std::sync::Arc;
 
@@ -13,23 +13,24 @@ use super::{Api, Problem};
 use crate::domain::view::{Delivery, DeliveryStatus};
 use crate::store::outbox::list::DeliveryFilter;
 
-/// List notifications, newest first
+/// List notifications
 ///
-/// Those that were delivered, those that are still being tried, and those that were given up.
+/// Returns notifications, newest first: delivered (`success`), still to be delivered (`pending`) and given up
+/// (`exhausted`). A page has at most 100 notifications.
 #[utoipa::path(
     get, path = "/webhook-deliveries", operation_id = "listWebhookDeliveries", tag = "webhook deliveries",
     params(
-        ("status" = Option<DeliveryStatus>, Query, description = "Only with this status"),
-        ("task_id" = Option<uuid::Uuid>, Query, description = "Only of this task"),
-        ("batch_id" = Option<uuid::Uuid>, Query, description = "Only of this batch and its tasks"),
-        ("page" = Option<i64>, Query, description = "From 0. Past 100,000 rows (page × page_size) use cursor", minimum = 0, maximum = 100_000),
-        ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
-        ("cursor" = Option<i64>, Query, description = "X-Next-Cursor of the page before, instead of page"),
+        ("status" = Option<DeliveryStatus>, Query, description = "Notifications with this status"),
+        ("task_id" = Option<uuid::Uuid>, Query, description = "Notifications of this task"),
+        ("batch_id" = Option<uuid::Uuid>, Query, description = "Notifications of this batch and its tasks"),
+        ("page" = Option<i64>, Query, description = "Page number, from 0. page × page_size must not exceed 100,000; use cursor beyond that", minimum = 0, maximum = 100_000),
+        ("page_size" = Option<i64>, Query, description = "Rows per page, 50 by default; values above 100 count as 100", minimum = 1),
+        ("cursor" = Option<i64>, Query, description = "X-Next-Cursor of the previous page; replaces page"),
     ),
     responses(
         (status = 200, description = "The notifications", body = Vec<Delivery>,
-         headers(("X-Next-Cursor" = i64, description = "There is more: the cursor of the next page"))),
-        (status = 400, description = "A malformed filter", body = Problem, content_type = "application/problem+json"),
+         headers(("X-Next-Cursor" = i64, description = "Cursor of the next page, if there may be one"))),
+        (status = 400, description = "Invalid filter; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
     )
@@ -50,13 +51,13 @@ pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Respo
 
 /// Send a notification again
 ///
-/// One that is still being tried stays as it is.
+/// Makes a delivered or exhausted notification pending again. A notification that is still pending stays as it is.
 #[utoipa::path(
     post, path = "/webhook-deliveries/{id}/redeliver", operation_id = "redeliver", tag = "webhook deliveries",
     params(("id" = i64, Path, description = "The notification")),
     responses(
-        (status = 200, description = "The notification as it now is", body = Delivery),
-        (status = 400, description = "Not a number", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The notification after the change", body = Delivery),
+        (status = 400, description = "The id is not a whole number", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such notification", body = Problem,
          content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,

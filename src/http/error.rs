@@ -1,4 +1,4 @@
-//! Every error answer: `application/problem+json` (RFC 9457), plus `error` and `details` for older clients.
+//! Error answers: `application/problem+json` (RFC 9457), with `error` and `details` for older clients.
 
 use axum::extract::Request;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -11,25 +11,25 @@ use crate::domain::task::status::Status;
 use crate::telemetry::log_limit::LogLimit;
 use crate::{service, store};
 
-/// What went wrong.
+/// An error answer (RFC 9457).
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Problem {
-    /// The kind of problem in a few words.
+    /// The name of the HTTP status.
     #[schema(example = "Bad Request")]
     title: String,
-    /// The HTTP status again.
+    /// The HTTP status.
     #[schema(example = 400)]
     status: u16,
-    /// What is wrong with this request.
+    /// What was wrong with the request.
     detail: String,
-    /// The same as `detail`.
+    /// A copy of `detail`.
     error: String,
-    /// One line per problem, each with the path of the field.
+    /// One line per problem, starting with the path of the field.
     details: Vec<String>,
-    /// With 409: where the task stands.
+    /// With 409: the current status of the task.
     #[serde(skip_serializing_if = "Option::is_none")]
     current_status: Option<Status>,
-    /// With 409: the run the task is at.
+    /// With 409: the current run of the task.
     #[serde(skip_serializing_if = "Option::is_none")]
     current_run: Option<i32>,
 }
@@ -48,7 +48,7 @@ impl Problem {
         }
     }
 
-    /// Bad input, every problem of it.
+    /// An invalid request, with every problem of it.
     pub fn invalid(details: Vec<String>) -> Problem {
         let detail = match details.as_slice() {
             [only] => only.clone(),
@@ -58,11 +58,11 @@ impl Problem {
     }
 
     pub fn internal() -> Problem {
-        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "something went wrong here; the log knows more")
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error; see the server log")
     }
 
     pub fn unavailable() -> Problem {
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the database is not available at the moment")
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the database is not available")
     }
 }
 
@@ -108,7 +108,7 @@ impl From<store::Error> for Problem {
                 Problem::unavailable()
             }
             store::Error::Busy(_) => {
-                let detail = "what this needs is locked by another transaction; try again later";
+                let detail = "another transaction holds a lock that this request needs; try again later";
                 Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
             }
             store::Error::Guard { .. } | store::Error::Corrupt(_) | store::Error::Statement(_) => {
@@ -120,10 +120,10 @@ impl From<store::Error> for Problem {
 }
 
 pub async fn no_such_path(request: Request) -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", request.uri().path()))
+    Problem::new(StatusCode::NOT_FOUND, format!("no such path: {}", request.uri().path()))
 }
 
 pub async fn no_such_method(request: Request) -> Problem {
-    let detail = format!("{} is not possible at {}", request.method(), request.uri().path());
+    let detail = format!("{} is not allowed at {}", request.method(), request.uri().path());
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
 }

@@ -1,4 +1,4 @@
-//! Reads requests so that whatever is wrong with one becomes a problem that names the place.
+//! Extractors of path and query parameters. Every problem of a request becomes a line that names the parameter.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -16,10 +16,10 @@ use crate::domain::request::fields::representable;
 use crate::domain::request::problems::Problems;
 use crate::store::page::Page;
 
-/// How deep pages go: the database has to read all rows before a page.
-const DEEPEST: i64 = 100_000;
+/// Largest offset of a page: the database has to read all rows before it.
+const MAX_OFFSET: i64 = 100_000;
 
-/// A path parameter called `id` or `batch_id`.
+/// The path parameter `id` or `batch_id`.
 pub struct Id<T = Uuid>(pub T);
 
 impl<T: FromStr> FromRequestParts<Arc<Api>> for Id<T> {
@@ -34,11 +34,11 @@ impl<T: FromStr> FromRequestParts<Arc<Api>> for Id<T> {
         let kind = if std::any::type_name::<T>().ends_with("Uuid") { "a UUID" } else { "a whole number" };
         text.parse()
             .map(Id)
-            .map_err(|_| Problem::invalid(vec![format!("{name}: must be {kind}, not \"{}\"", shown(text))]))
+            .map_err(|_| Problem::invalid(vec![format!("{name}: must be {kind}, not \"{}\"", excerpt(text))]))
     }
 }
 
-/// A path parameter that names a kind of task.
+/// The path parameter `kind`.
 pub struct KindPath(pub String);
 
 impl FromRequestParts<Arc<Api>> for KindPath {
@@ -56,7 +56,7 @@ impl FromRequestParts<Arc<Api>> for KindPath {
     }
 }
 
-/// The query parameters, taken one by one; what nobody takes is unknown.
+/// The query parameters. Handlers take them one by one; [`Query::close`] reports the rest as unknown.
 pub struct Query {
     pairs: Vec<(String, String)>,
     problems: Problems,
@@ -77,7 +77,7 @@ impl Query {
         let at = self.pairs.iter().position(|(key, _)| key == name)?;
         let (_, value) = self.pairs.remove(at);
         if self.pairs.iter().any(|(key, _)| key == name) {
-            self.problems.add(name, "is given more than once");
+            self.problems.add(name, "must not be given more than once");
             self.pairs.retain(|(key, _)| key != name);
         }
         if value.contains('\u{fffd}') {
@@ -91,11 +91,12 @@ impl Query {
         Some(value)
     }
 
-    pub fn parsed<T>(&mut self, name: &str, what: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    /// Takes a parameter and parses it; `allowed` completes the message "must be …".
+    pub fn parsed<T>(&mut self, name: &str, allowed: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
         let text = self.text(name)?;
         let value = parse(&text);
         if value.is_none() {
-            self.problems.add(name, format!("must be {what}, not \"{}\"", shown(&text)));
+            self.problems.add(name, format!("must be {allowed}, not \"{}\"", excerpt(&text)));
         }
         value
     }
@@ -104,8 +105,8 @@ impl Query {
     where
         T: FromStr + PartialOrd + Display,
     {
-        let what = format!("a whole number from {} to {}", range.start(), range.end());
-        self.parsed(name, &what, |text| text.parse().ok().filter(|value| range.contains(value)))
+        let allowed = format!("a whole number from {} to {}", range.start(), range.end());
+        self.parsed(name, &allowed, |text| text.parse().ok().filter(|value| range.contains(value)))
     }
 
     pub fn uuid(&mut self, name: &str) -> Option<Uuid> {
@@ -121,37 +122,40 @@ impl Query {
 
     pub fn timestamp(&mut self, name: &str) -> Option<DateTime<Utc>> {
         self.parsed(name, "an RFC 3339 timestamp", |text| {
-            // A `+` that was not escaped arrives as a space.
+            // An unescaped `+` arrives as a space.
             let at = DateTime::parse_from_rfc3339(&text.replace(' ', "+")).ok()?;
             Some(at.with_timezone(&Utc)).filter(representable)
         })
     }
 
-    /// `page` and `page_size`, or `cursor` and `page_size`.
+    /// Takes `page` and `page_size`, or `cursor` and `page_size`.
     pub fn page<Key: FromStr>(&mut self) -> (Page<Key>, i64) {
         let page = self.integer("page", &(0..=i64::from(u32::MAX)));
-        // Larger than allowed is not wrong, only too much.
+        // A larger page size is no error: the page has 100 rows.
         let size = self.integer("page_size", &(1..=i64::MAX)).unwrap_or(50).min(100);
         let cursor = self.parsed("cursor", "a value of X-Next-Cursor", |text| text.parse().ok());
         if page.is_some() && cursor.is_some() {
-            self.problems.add("cursor", "cannot be combined with page");
+            self.problems.add("cursor", "must not be combined with page");
         }
         let offset = page.unwrap_or(0) * size;
-        if offset > DEEPEST {
-            let what = format!("page × page_size must be at most {DEEPEST}, not {offset}");
-            self.problems.add("page", format!("{what}; use cursor (X-Next-Cursor of the page before) to go deeper"));
+        if offset > MAX_OFFSET {
+            let problem = format!("page × page_size must be at most {MAX_OFFSET}, not {offset}");
+            self.problems
+                .add("page", format!("{problem}; use cursor (X-Next-Cursor of the previous page) beyond that"));
         }
         (cursor.map_or(Page::Offset(offset), Page::After), size)
     }
 
+    /// Ends the reading: an error with all problems, if there are any.
     pub fn close(mut self) -> Result<(), Problem> {
         for (name, _) in std::mem::take(&mut self.pairs) {
-            self.problems.add(shown(&name), "unknown query parameter");
+            self.problems.add(excerpt(&name), "unknown query parameter");
         }
         if self.problems.is_empty() { Ok(()) } else { Err(Problem::invalid(self.problems.into_vec())) }
     }
 }
 
-fn shown(text: &str) -> String {
+/// The start of a value, fit for a message.
+fn excerpt(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(60).collect()
 }

@@ -1,5 +1,5 @@
-//! Which hosts are ours. As long as there are no API keys, a request for any other host is refused: a web page can let its
-//! own name point to this machine and would then speak to the service from the browser of whoever reads it.
+//! Protection against DNS rebinding. Without API keys, a request for an unknown host is refused: otherwise a web page
+//! could let its own name point to this machine and call the service from the browser of its reader.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use url::{Host, Url};
 
 use super::Problem;
 
-/// The hosts that are ours beside those of every loopback.
+/// Hosts that a request may name, besides loopback addresses and `localhost`.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts(Vec<Host>);
 
@@ -24,19 +24,19 @@ impl Hosts {
         Hosts(named.into_iter().chain([bind]).map(without_dot).collect())
     }
 
-    /// Refuses a request that is meant for somebody else.
+    /// Refuses a request whose `Host` header or URL names another host.
     pub fn check(&self, request: &Request) -> Result<(), Problem> {
         let headers = request.headers().get_all(HOST);
         let named: Option<Vec<&str>> = headers.iter().map(|value| value.to_str().ok()).collect();
-        let mut named = named.ok_or_else(|| foreign("that"))?;
+        let mut named = named.ok_or_else(|| misdirected("(not ASCII)"))?;
         if named.is_empty() && request.version() != Version::HTTP_10 {
             return Err(Problem::invalid(vec!["Host: is required".into()]));
         }
         named.extend(request.uri().authority().map(axum::http::uri::Authority::as_str));
-        named.into_iter().find(|name| !self.are_ours(name)).map_or(Ok(()), |name| Err(foreign(name)))
+        named.into_iter().find(|name| !self.contains(name)).map_or(Ok(()), |name| Err(misdirected(name)))
     }
 
-    fn are_ours(&self, authority: &str) -> bool {
+    fn contains(&self, authority: &str) -> bool {
         if authority.contains(['/', '\\', '@', '?', '#']) {
             return false;
         }
@@ -58,12 +58,13 @@ fn without_dot(host: Host) -> Host {
     }
 }
 
-fn foreign(name: &str) -> Problem {
+fn misdirected(name: &str) -> Problem {
     let name: String = name.chars().take(100).collect();
     Problem::new(
         StatusCode::MISDIRECTED_REQUEST,
         format!(
-            "Host: \"{name}\" is not this service; without API keys it answers to localhost, BIND_ADDR and HOST_URL"
+            "Host: \"{name}\" is not this service; without API keys, it must be localhost, a loopback address, or the \
+             host of BIND_ADDR or HOST_URL"
         ),
     )
 }
@@ -73,9 +74,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ours_are_loopbacks_and_what_was_configured() {
+    fn loopback_addresses_and_configured_hosts_are_allowed() {
         let hosts = Hosts::new("127.0.0.2".parse().unwrap(), Some("https://Tasks.example.org:8443/reprise"));
-        let ours = [
+        let allowed = [
             "localhost",
             "LOCALHOST:8085",
             "localhost.",
@@ -87,8 +88,8 @@ mod tests {
             "tasks.example.org",
             "tasks.example.org:1",
         ];
-        for host in ours {
-            assert!(hosts.are_ours(host), "{host}");
+        for host in allowed {
+            assert!(hosts.contains(host), "{host}");
         }
         let foreign = [
             "",
@@ -105,9 +106,9 @@ mod tests {
             "0.0.0.0",
         ];
         for host in foreign {
-            assert!(!hosts.are_ours(host), "{host}");
+            assert!(!hosts.contains(host), "{host}");
         }
         let elsewhere = Hosts::new("10.1.2.3".parse().unwrap(), None);
-        assert!(elsewhere.are_ours("10.1.2.3:8085") && !elsewhere.are_ours("10.1.2.4"));
+        assert!(elsewhere.contains("10.1.2.3:8085") && !elsewhere.contains("10.1.2.4"));
     }
 }

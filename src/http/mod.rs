@@ -1,4 +1,4 @@
-//! The edge: from HTTP to the service and back. Handlers are short; nothing here decides about tasks.
+//! The HTTP API: handlers, middleware and error answers. Handlers are short; nothing here decides about tasks.
 
 mod auth;
 mod batches;
@@ -46,23 +46,23 @@ pub use host::Hosts;
 pub use openapi::document;
 pub use server::serve;
 
-/// What the handlers work with.
+/// State shared by all handlers.
 pub struct Api {
     pub service: Service,
-    /// What the loops work with, to tell whether they can.
+    /// The store of the loops, for the readiness check.
     pub loops: Store,
     pub limits: RequestLimits,
     pub bodies: Bodies,
     pub idempotency_ttl: Duration,
-    /// What the headers of a request may take to arrive, and its body again.
+    /// Time limit to receive the headers of a request, and again to receive its body.
     pub request_time: Duration,
-    pub door: Arc<Authenticator>,
+    pub authenticator: Arc<Authenticator>,
     pub metrics: PrometheusHandle,
-    /// Requests under way, which end even if their clients hang up.
+    /// Requests in progress, which run to their end even if their clients disconnect.
     pub requests: TaskTracker,
-    /// One place, for whoever reads a graph.
+    /// Limits how many graphs are read at once.
     pub graphs: Semaphore,
-    /// Set when the service is about to end.
+    /// Canceled when the service starts to shut down.
     pub ending: CancellationToken,
 }
 
@@ -81,8 +81,8 @@ fn router(api: Arc<Api>) -> Router {
                 .layer(PropagateRequestIdLayer::new(request_id))
                 .layer(middleware::from_fn(measure))
                 .layer(CatchPanicLayer::custom(panicked))
-                .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::guard))
-                .layer(middleware::from_fn_with_state(api, detached)),
+                .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::authenticate))
+                .layer(middleware::from_fn_with_state(api, run_detached)),
         )
 }
 
@@ -99,7 +99,7 @@ fn span(request: &Request) -> tracing::Span {
 
 async fn measure(request: Request, next: Next) -> Response {
     let started = std::time::Instant::now();
-    // Whatever a client makes up must not become a label of its own.
+    // Methods that clients make up must not become labels.
     let known = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::HEAD, Method::OPTIONS];
     let method = if known.contains(request.method()) { request.method().as_str() } else { "other" }.to_owned();
     let path = request
@@ -114,29 +114,29 @@ async fn measure(request: Request, next: Next) -> Response {
     response
 }
 
-/// Does the work of a request to its end even if the client hangs up meanwhile. A statement that is dropped leaves its
-/// server process at work, outside the pool's count; many of them used up all connections. What has not come so far that
-/// it has a connection is broken off.
-async fn detached(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+/// Middleware that runs a request to its end even if the client disconnects. A dropped statement leaves its server
+/// process at work, outside the pool's count; many of them used up all connections. A request that has no connection
+/// yet is canceled.
+async fn run_detached(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
     let unwanted = CancellationToken::new();
     let work = while_wanted(unwanted.clone(), next.run(request));
     let _wanted = unwanted.drop_guard();
     match api.requests.spawn(work.in_current_span()).await {
         Ok(response) => response,
         Err(error) => {
-            tracing::error!(%error, "a request failed");
+            tracing::error!(%error, "request failed");
             Problem::internal().into_response()
         }
     }
 }
 
-#[allow(clippy::needless_pass_by_value, reason = "the layer wants it so")]
+#[allow(clippy::needless_pass_by_value, reason = "the layer requires this signature")]
 fn panicked(panic: Box<dyn Any + Send>) -> Response {
-    let what = panic
+    let message = panic
         .downcast_ref::<String>()
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("unknown");
-    tracing::error!(panic = what, "a handler panicked");
+    tracing::error!(panic = message, "handler panicked");
     Problem::internal().into_response()
 }

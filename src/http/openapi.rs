@@ -1,4 +1,5 @@
-//! The router is the description: what is not registered here does not exist.
+//! The routes of the API and, derived from them, the API description. A handler that is not registered here has no
+//! route.
 
 use std::sync::Arc;
 
@@ -12,17 +13,17 @@ use super::{Api, batches, deliveries, retries, security, system, tasks};
 #[openapi(
     info(
         title = "Reprise",
-        description = "A task service on PostgreSQL: batches and graphs of HTTP tasks, started, watched and retried.",
+        description = "A task service on PostgreSQL: starts, monitors and retries batches and graphs of tasks over HTTP.",
         license(name = "MIT", identifier = "MIT"),
         contact(name = "Reprise")
     ),
-    servers((url = "/", description = "this service")),
+    servers((url = "/", description = "This service")),
     tags(
-        (name = "tasks", description = "Create, watch, report and steer tasks"),
-        (name = "batches", description = "Tasks that were created together"),
-        (name = "retries", description = "Default policies and statistics"),
-        (name = "webhook deliveries", description = "Notifications and what became of them"),
-        (name = "system", description = "For operators")
+        (name = "tasks", description = "Create, inspect, report and control tasks"),
+        (name = "batches", description = "Tasks created by one request"),
+        (name = "retries", description = "Default retry policies and retry statistics"),
+        (name = "webhook deliveries", description = "Notifications and the state of their delivery"),
+        (name = "system", description = "Health, readiness and metrics for operators")
     )
 )]
 struct Description;
@@ -53,7 +54,7 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
     routes
 }
 
-/// The description as committed in `openapi/openapi.json`.
+/// The API description as JSON, as committed in `openapi/openapi.json`.
 pub fn document() -> String {
     let document = routes().into_openapi();
     let mut text = document.to_pretty_json().unwrap_or_default();

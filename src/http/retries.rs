@@ -1,4 +1,4 @@
-//! Retries by hand, the history of a task, default policies, statistics.
+//! Handlers of manual retries, the history of a task, default retry policies and retry statistics.
 
 use std::sync::Arc;
 
@@ -18,19 +18,20 @@ use crate::domain::request::shapes::{NewRetry, RetryRequest};
 use crate::domain::view::retry::RetryStats;
 use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, TaskEvent};
 
-/// Retry a task by hand
+/// Retry a task manually
 ///
-/// From Failure, Canceled or RetryPending, or when it is being executed and stuck. Its attempts start at 0 again, a
-/// scheduled retry is dropped. With `cascade`, tasks that failed only because of it wait for it again.
+/// Retries a task that is Failure, Canceled or RetryPending, or that is Claimed or Running without a heartbeat for
+/// `STUCK_AFTER_SECS`. Its `attempt` starts at 0 again, and a scheduled retry is dropped. With `cascade`, tasks that
+/// failed only because of this task wait for it again. With `dry_run`, nothing changes.
 #[utoipa::path(
     post, path = "/task/{id}/retry", operation_id = "retryTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
     request_body = Option<RetryRequest>,
     responses(
-        (status = 200, description = "What changed, or would change", body = RetriedTask),
-        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "What changed or, with dry_run, would change", body = RetriedTask),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "It is being executed, or there is nothing to retry", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The task is executing and not stuck, or has nothing to retry", body = Problem, content_type = "application/problem+json"),
         (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
@@ -43,21 +44,22 @@ pub async fn task(
 ) -> Result<Json<RetriedTask>, Problem> {
     let request = read_retry_request(body).map_err(Problem::invalid)?;
     let retried = service.retry_task(id, &request).await?;
-    Ok(Json(RetriedTask { task: viewer.shown(retried.task), ..retried }))
+    Ok(Json(RetriedTask { task: viewer.redact(retried.task), ..retried }))
 }
 
-/// Retry what failed in a batch
+/// Retry the failed tasks of a batch
 ///
-/// Every task that failed by itself, as if each was retried by hand. Canceled tasks stay canceled.
+/// Retries every task of the batch that failed by itself, as a manual retry of each task would. Canceled tasks stay
+/// canceled. With `dry_run`, nothing changes.
 #[utoipa::path(
     post, path = "/batch/{id}/retry", operation_id = "retryBatch", tag = "batches",
     params(("id" = Uuid, Path, description = "The batch")),
     request_body = Option<RetryRequest>,
     responses(
-        (status = 200, description = "What changed, or would change", body = RetriedBatch),
-        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "What changed or, with dry_run, would change", body = RetriedBatch),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "Somebody else is at it", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "A failed task cannot be retried: another request changed it, or it needs the success of a task that ended badly", body = Problem, content_type = "application/problem+json"),
         (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
@@ -71,21 +73,22 @@ pub async fn batch(
     Ok(Json(service.retry_batch(id, &request).await?))
 }
 
-/// The executions of a task
+/// List the attempts of a task
 ///
-/// Those that have ended, first to last, each with what came of it and why.
+/// Returns the runs of the task that have ended, oldest first, each with its result and the reason. A page has at most
+/// 100 runs.
 #[utoipa::path(
     get, path = "/task/{id}/attempts", operation_id = "listAttempts", tag = "tasks",
     params(
         ("id" = Uuid, Path, description = "The task"),
-        ("page" = Option<i64>, Query, description = "From 0. Past 100,000 rows (page × page_size) use cursor", minimum = 0, maximum = 100_000),
-        ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
-        ("cursor" = Option<i32>, Query, description = "X-Next-Cursor of the page before, instead of page"),
+        ("page" = Option<i64>, Query, description = "Page number, from 0. page × page_size must not exceed 100,000; use cursor beyond that", minimum = 0, maximum = 100_000),
+        ("page_size" = Option<i64>, Query, description = "Rows per page, 50 by default; values above 100 count as 100", minimum = 1),
+        ("cursor" = Option<i32>, Query, description = "X-Next-Cursor of the previous page; replaces page"),
     ),
     responses(
-        (status = 200, description = "The executions", body = Vec<AttemptView>,
-         headers(("X-Next-Cursor" = i32, description = "There is more: the cursor of the next page"))),
-        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The attempts", body = Vec<AttemptView>,
+         headers(("X-Next-Cursor" = i32, description = "Cursor of the next page, if there may be one"))),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
@@ -98,21 +101,22 @@ pub async fn attempts(State(api): State<Arc<Api>>, Id(id): Id, mut query: Query)
     Ok((next, Json(attempts)).into_response())
 }
 
-/// The audit trail of a task
+/// List the audit trail of a task
 ///
-/// Every change of its status, first to last: when, from where to where, why, and on whose behalf.
+/// Returns every status change of the task, oldest first: when, from which status to which, why, and on whose behalf. A
+/// page has at most 100 events.
 #[utoipa::path(
     get, path = "/task/{id}/events", operation_id = "listEvents", tag = "tasks",
     params(
         ("id" = Uuid, Path, description = "The task"),
-        ("page" = Option<i64>, Query, description = "From 0. Past 100,000 rows (page × page_size) use cursor", minimum = 0, maximum = 100_000),
-        ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
-        ("cursor" = Option<i64>, Query, description = "X-Next-Cursor of the page before, instead of page"),
+        ("page" = Option<i64>, Query, description = "Page number, from 0. page × page_size must not exceed 100,000; use cursor beyond that", minimum = 0, maximum = 100_000),
+        ("page_size" = Option<i64>, Query, description = "Rows per page, 50 by default; values above 100 count as 100", minimum = 1),
+        ("cursor" = Option<i64>, Query, description = "X-Next-Cursor of the previous page; replaces page"),
     ),
     responses(
-        (status = 200, description = "The trail", body = Vec<TaskEvent>,
-         headers(("X-Next-Cursor" = i64, description = "There is more: the cursor of the next page"))),
-        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The events", body = Vec<TaskEvent>,
+         headers(("X-Next-Cursor" = i64, description = "Cursor of the next page, if there may be one"))),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
@@ -125,18 +129,18 @@ pub async fn events(State(api): State<Arc<Api>>, Id(id): Id, mut query: Query) -
     Ok((next, Json(events)).into_response())
 }
 
-/// Retry statistics
+/// Get retry statistics
 ///
-/// Of tasks that have a retry policy, counted by the hour.
+/// Covers the tasks that have a retry policy. Reprise counts them by the hour.
 #[utoipa::path(
     get, path = "/stats/retries", operation_id = "retryStats", tag = "retries",
     params(
-        ("kind" = Option<String>, Query, description = "Only tasks of this kind"),
-        ("since" = Option<DateTime<Utc>>, Query, description = "RFC 3339; from the beginning of its hour"),
+        ("kind" = Option<String>, Query, description = "Tasks of this kind"),
+        ("since" = Option<DateTime<Utc>>, Query, description = "RFC 3339 timestamp; statistics start at the beginning of its hour"),
     ),
     responses(
         (status = 200, description = "The statistics", body = RetryStats),
-        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -146,9 +150,9 @@ pub async fn stats(State(api): State<Arc<Api>>, mut query: Query) -> Result<Json
     Ok(Json(api.service.retry_stats(kind.as_deref(), since).await?))
 }
 
-/// List the default policies
+/// List the default retry policies
 ///
-/// By kind, in alphabetical order.
+/// Returns the default policies of all kinds, in alphabetical order of the kinds.
 #[utoipa::path(
     get, path = "/retry-policy", operation_id = "listRetryPolicies", tag = "retries",
     responses(
@@ -160,16 +164,17 @@ pub async fn policies(State(api): State<Arc<Api>>) -> Result<Json<Vec<KindPolicy
     Ok(Json(api.service.policies().await?))
 }
 
-/// Set the default policy of a kind
+/// Set the default retry policy of a kind
 ///
-/// For tasks of the kind that are created later without a `retry` of their own, on every instance within a second.
+/// The policy applies to tasks of the kind that are created without a `retry` of their own. Every instance uses it
+/// within a second. Existing tasks keep their policy.
 #[utoipa::path(
     put, path = "/retry-policy/{kind}", operation_id = "putRetryPolicy", tag = "retries",
     params(("kind" = String, Path, description = "The kind", min_length = 1, max_length = 100)),
     request_body = NewRetry,
     responses(
-        (status = 200, description = "The policy with all defaults filled in", body = KindPolicy),
-        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The policy, with every default filled in", body = KindPolicy),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
@@ -184,16 +189,16 @@ pub async fn put_policy(
     Ok(Json(service.put_policy(&kind, &policy).await?))
 }
 
-/// Delete the default policy of a kind
+/// Delete the default retry policy of a kind
 ///
-/// Tasks that were created with it keep it.
+/// Tasks that were created with the policy keep it.
 #[utoipa::path(
     delete, path = "/retry-policy/{kind}", operation_id = "deleteRetryPolicy", tag = "retries",
     params(("kind" = String, Path, description = "The kind", min_length = 1, max_length = 100)),
     responses(
-        (status = 204, description = "Deleted"),
-        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
-        (status = 404, description = "The kind has none", body = Problem, content_type = "application/problem+json"),
+        (status = 204, description = "The policy is deleted"),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "The kind has no default policy", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )
 )]

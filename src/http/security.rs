@@ -1,5 +1,6 @@
-//! What the description says of the door: how a key is sent, and for every operation that it needs one and how it may be
-//! refused. Derived from what the door does, so that no operation can be forgotten. Must not describe anything else.
+//! Describes authentication in the API description: how clients send keys, and which refusals each operation may
+//! answer. Derived from the functions that the authenticator uses, so no operation can be forgotten. Describes nothing
+//! else.
 
 use axum::http::Method;
 use utoipa::openapi::path::{Operation, PathItem};
@@ -8,7 +9,7 @@ use utoipa::openapi::security::{
 };
 use utoipa::openapi::{Components, Content, OpenApi, Ref, Response, ResponseBuilder};
 
-use super::auth::{always_open, needed, takes_token};
+use super::auth::{always_open, needed_scope, takes_token};
 use crate::access::Scope;
 
 const BEARER: &str = "bearer";
@@ -17,18 +18,21 @@ const TOKEN: &str = "handle_token";
 
 pub fn describe(document: &mut OpenApi) {
     let components = document.components.get_or_insert_with(Components::new);
-    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("A key of API_KEYS.")).build();
+    let bearer =
+        HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("An API key, one of API_KEYS.")).build();
     components.add_security_scheme(BEARER, SecurityScheme::Http(bearer));
-    let header = ApiKeyValue::with_description("X-API-Key", "The same key in a header of its own.");
+    let header = ApiKeyValue::with_description("X-API-Key", "An API key, as an alternative to Authorization.");
     components.add_security_scheme(HEADER, SecurityScheme::ApiKey(ApiKey::Header(header)));
-    let token =
-        ApiKeyValue::with_description("token", "As in the handle that a worker is sent: for one run of one task.");
+    let token = ApiKeyValue::with_description(
+        "token",
+        "The token in the handle that Reprise sends to a worker; valid for one run of one task.",
+    );
     components.add_security_scheme(TOKEN, SecurityScheme::ApiKey(ApiKey::Query(token)));
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in operations(item) {
             if operation.request_body.is_some() {
-                add(operation, "408", "The body did not arrive in time");
-                add(operation, "503", "The database is not available, or too many large requests are being worked on");
+                add(operation, "408", "The body was not received within REQUEST_TIMEOUT_SECS");
+                add(operation, "503", "The database is not available, or too many large requests are in progress");
             }
             if !always_open(path) {
                 secure(path, &method, operation);
@@ -39,18 +43,18 @@ pub fn describe(document: &mut OpenApi) {
 
 fn secure(path: &str, method: &Method, operation: &mut Operation) {
     let mut schemes = vec![BEARER, HEADER];
-    let mut refusal = "No API key, or an unknown one".to_owned();
+    let mut refusal = "The API key is missing or unknown".to_owned();
     if takes_token(method, Some(path)) {
         schemes.push(TOKEN);
-        refusal.push_str("; or the token of another task or run");
+        refusal.push_str(", or the token belongs to another task or run");
     }
     let none: [&str; 0] = [];
     operation.security = Some(schemes.into_iter().map(|name| SecurityRequirement::new(name, none)).collect());
     add(operation, "401", &refusal);
-    add(operation, "421", "Without API keys: the Host is not this service");
-    match needed(method, Some(path)) {
+    add(operation, "421", "The Host header names another service; checked only if no API keys are set");
+    match needed_scope(method, Some(path)) {
         Scope::Read => {}
-        scope => add(operation, "403", &format!("The scope of the API key is less than {}", scope.as_str())),
+        scope => add(operation, "403", &format!("The API key has a lower scope than {}", scope.as_str())),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Accepts connections and hands their requests to the router. Here rather than by axum's own `serve`, which sets no time
-//! limit on the headers of a request: anybody could keep connections open for ever. Must not look into requests.
+//! Accepts connections and passes their requests to the router. Replaces `axum::serve`, which sets no time limit on the
+//! headers of a request: a client could keep connections open forever. Must not inspect requests.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use tokio_util::task::TaskTracker;
 
 use super::{Api, router};
 
-/// Serves until `stop`; returns when the last request has been answered.
+/// Serves until `stop` is canceled, and returns after the last answer.
 pub async fn serve(mut listener: TcpListener, api: Api, stop: CancellationToken) {
     let mut protocol = http1::Builder::new();
-    // It also ends connections on which nothing has come for so long.
+    // The limit also closes connections that are idle for as long.
     protocol.timer(TokioTimer::new()).header_read_timeout(api.request_time);
     let service = TowerToHyperService::new(router(Arc::new(api)));
     let connections = TaskTracker::new();
@@ -26,14 +26,14 @@ pub async fn serve(mut listener: TcpListener, api: Api, stop: CancellationToken)
             accepted = Listener::accept(&mut listener) => accepted,
             () = stop.cancelled() => break,
         };
-        // Answers are small: waiting to fill a packet only delays them.
+        // Answers are small: Nagle's algorithm would only delay them.
         let _ = stream.set_nodelay(true);
         let connection = protocol.serve_connection(TokioIo::new(stream), service.clone());
         let stop = stop.clone();
         connections.spawn(async move {
             let mut connection = pin!(connection);
             tokio::select! {
-                // A client that goes away is no concern of ours.
+                // The error of a client that disconnects is ignored.
                 _ = connection.as_mut() => return,
                 () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
             }

@@ -1,4 +1,4 @@
-//! For those who operate the service: health, readiness, metrics.
+//! Handlers for operators: health, readiness, metrics.
 
 use std::sync::Arc;
 
@@ -23,20 +23,20 @@ pub struct Health {
     status: &'static str,
 }
 
-/// Is the process alive?
+/// Check that the process is alive
 ///
-/// Does not look at the database.
+/// Does not use the database.
 #[utoipa::path(
     get, path = "/health", operation_id = "health", tag = "system",
-    responses((status = 200, description = "It is", body = Health))
+    responses((status = 200, description = "The process is alive", body = Health))
 )]
 pub async fn health() -> Json<Health> {
     Json(Health { status: "ok" })
 }
 
-/// Can it work?
+/// Check that the service is ready
 ///
-/// Asks the database.
+/// Queries the database over the connections of requests and over those of the loops.
 #[utoipa::path(
     get, path = "/ready", operation_id = "ready", tag = "system",
     responses(
@@ -49,15 +49,15 @@ pub async fn ready(State(api): State<Arc<Api>>) -> Result<Json<Health>, Problem>
     if api.ending.is_cancelled() {
         return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the service is shutting down"));
     }
-    // Both: one can be without connections while the other has some.
+    // Requests and loops have a pool each: one pool can be exhausted while the other is not.
     let (requests, loops) = tokio::join!(api.service.store().ping(), api.loops.ping());
     requests.and(loops)?;
     Ok(Json(Health { status: "ok" }))
 }
 
-/// Numbers for Prometheus
+/// Get metrics for Prometheus
 ///
-/// Without a database it shows what the process itself knows.
+/// Without a database, the gauges that are read from it keep their last values.
 #[utoipa::path(
     get, path = "/metrics", operation_id = "metrics", tag = "system",
     responses((status = 200, description = "Prometheus text format", body = String, content_type = "text/plain"))
@@ -68,7 +68,7 @@ pub async fn metrics(State(api): State<Arc<Api>>) -> impl IntoResponse {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     metrics::gauge!("reprise_pool_connections", "state" => "idle").set(count(idle));
     metrics::gauge!("reprise_pool_connections", "state" => "used").set(count(size - idle));
-    // Without a database the page shows what the process itself knows.
+    // A failed query leaves the last value of its gauge.
     if let Ok(counts) = status_counts::by_status(store).await {
         for (status, count) in Status::ALL.iter().zip(counts) {
             metrics::gauge!("reprise_tasks", "status" => status.as_str()).set(approximate(count));

@@ -1,4 +1,4 @@
-//! `/task`
+//! Handlers of `/task`: create, list, read, report, cancel, pause, resume.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,23 +27,26 @@ use crate::store::tasks::list::TaskFilter;
 
 /// Create a batch of tasks
 ///
-/// Either an array of tasks or an object with `tasks`. Dependencies name tasks that appear earlier in the array. A task
-/// with a `dedupe_strategy` is skipped if there is one like it already; what depends on it depends on that one then.
+/// Takes an array of tasks, or an object with `tasks` and the settings of the batch. A task may depend on tasks that
+/// appear earlier in the array. If the `dedupe_strategy` of a task finds an existing task, the new task is skipped, and
+/// tasks that depend on it depend on the existing task instead. Reprise creates all tasks of a request or none.
+///
+/// A batch may have `MAX_TASKS_PER_BATCH` tasks (10,000 by default), and the body `MAX_BODY_BYTES` (32 MiB by default).
 #[utoipa::path(
     post, path = "/task", operation_id = "createTasks", tag = "tasks",
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
-            description = "Makes the request repeatable for IDEMPOTENCY_TTL_SECS: the same key and body give the same answer")),
+            description = "Makes the request safe to repeat within IDEMPOTENCY_TTL_SECS: the same key and body return the same answer")),
     request_body = CreateTasks,
     responses(
-        (status = 201, description = "What was created, in the order given; skipped tasks are left out", body = Vec<TaskSummary>,
+        (status = 201, description = "The created tasks in the given order, without the skipped ones", body = Vec<TaskSummary>,
          headers(("X-Batch-ID" = Uuid, description = "The batch"))),
-        (status = 204, description = "Nothing to create: no tasks, or all of them skipped",
+        (status = 204, description = "Nothing created: the request has no tasks, or all of them were skipped",
          headers(("X-Batch-ID" = Uuid, description = "The batch"))),
         (status = 400, description = "Every problem of every task", body = Problem,
          content_type = "application/problem+json"),
         (status = 413, description = "The body is too large", body = Problem,
          content_type = "application/problem+json"),
-        (status = 422, description = "The key was used before with another body", body = Problem,
+        (status = 422, description = "The Idempotency-Key was already used with a different body", body = Problem,
          content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
@@ -56,7 +59,7 @@ pub async fn create(
     Text(body, held): Text,
 ) -> Result<Response, Problem> {
     let batch = read_batch(&body, &api.limits).map_err(Problem::invalid)?;
-    let key = key(&headers, service.actor(), &body, api.idempotency_ttl)?;
+    let key = idempotency_key(&headers, service.actor(), &body, api.idempotency_ttl)?;
     drop(body);
     let created = service.create(batch, key.as_ref()).await?;
     drop(held);
@@ -67,28 +70,28 @@ pub async fn create(
     Ok((StatusCode::CREATED, id, Json(created.tasks)).into_response())
 }
 
-/// List tasks, newest first
+/// List tasks
 ///
-/// Filters are combined: a task has to fit all of them.
+/// Returns the tasks that match every given filter, newest first. A page has at most 100 tasks.
 #[utoipa::path(
     get, path = "/task", operation_id = "listTasks", tag = "tasks",
     params(
-        ("status" = Option<String>, Query, description = "One status or several, separated by commas"),
+        ("status" = Option<String>, Query, description = "One or more statuses, separated by commas"),
         ("kind" = Option<String>, Query, description = "Exactly this kind"),
         ("name" = Option<String>, Query, description = "Exactly this name"),
-        ("batch_id" = Option<Uuid>, Query, description = "Only tasks of this batch"),
+        ("batch_id" = Option<Uuid>, Query, description = "Tasks of this batch"),
         ("metadata" = Option<String>, Query, description = "A JSON object that the metadata contains"),
         ("timeout" = Option<i32>, Query, description = "Exactly this timeout in seconds"),
-        ("created_after" = Option<DateTime<Utc>>, Query, description = "RFC 3339"),
-        ("created_before" = Option<DateTime<Utc>>, Query, description = "RFC 3339"),
-        ("page" = Option<i64>, Query, description = "From 0. Past 100,000 rows (page × page_size) use cursor", minimum = 0, maximum = 100_000),
-        ("page_size" = Option<i64>, Query, description = "50 by default; more than 100 is taken for 100", minimum = 1),
-        ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the page before, instead of page"),
+        ("created_after" = Option<DateTime<Utc>>, Query, description = "RFC 3339 timestamp"),
+        ("created_before" = Option<DateTime<Utc>>, Query, description = "RFC 3339 timestamp"),
+        ("page" = Option<i64>, Query, description = "Page number, from 0. page × page_size must not exceed 100,000; use cursor beyond that", minimum = 0, maximum = 100_000),
+        ("page_size" = Option<i64>, Query, description = "Rows per page, 50 by default; values above 100 count as 100", minimum = 1),
+        ("cursor" = Option<Uuid>, Query, description = "X-Next-Cursor of the previous page; replaces page"),
     ),
     responses(
         (status = 200, description = "The tasks", body = Vec<TaskSummary>,
-         headers(("X-Next-Cursor" = Uuid, description = "There is more: the cursor of the next page"))),
-        (status = 400, description = "A malformed filter", body = Problem, content_type = "application/problem+json"),
+         headers(("X-Next-Cursor" = Uuid, description = "Cursor of the next page, if there may be one"))),
+        (status = 400, description = "Invalid filter; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
     )
@@ -113,19 +116,20 @@ pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Respo
 
 /// Get a task
 ///
-/// With its actions, its retry policy and its last failure.
+/// Returns the task with its actions, its retry policy and its last failure. With `run`, the answer is 409 unless the
+/// task is at that run.
 #[utoipa::path(
     get, path = "/task/{id}", operation_id = "getTask", tag = "tasks",
     params(
         ("id" = Uuid, Path, description = "The task"),
-        ("run" = Option<i32>, Query, description = "The run this is about, as in the handle", minimum = 0),
-        ("token" = Option<String>, Query, description = "As in the handle: stands for a key, for this task and this run"),
+        ("run" = Option<i32>, Query, description = "The run that the request is about, from the handle", minimum = 0),
+        ("token" = Option<String>, Query, description = "Token from the handle; replaces an API key for this task and run"),
     ),
     responses(
-        (status = 200, description = "The whole task", body = TaskDetails),
-        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The task", body = TaskDetails),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "The task is at another run than the one that was given", body = Problem,
+        (status = 409, description = "The task is not at the given run", body = Problem,
          content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
@@ -137,25 +141,26 @@ pub async fn get(
     Id(id): Id,
     query: Query,
 ) -> Result<Json<TaskDetails>, Problem> {
-    Ok(Json(viewer.shown(api.service.task(id, run_of(query)?.0).await?)))
+    Ok(Json(viewer.redact(api.service.task(id, run_of(query)?.0).await?)))
 }
 
-/// Report how a run ended, or change a task
+/// Report the result of a run, or change a task
 ///
-/// Saying again what is recorded for a run changes nothing and is answered with 200.
+/// A `status` ends the current run; the other fields change the task. Repeating a report that is already recorded for
+/// its run changes nothing and returns 200. The body may have at most 2 MiB.
 #[utoipa::path(
     patch, path = "/task/{id}", operation_id = "patchTask", tag = "tasks",
     params(
         ("id" = Uuid, Path, description = "The task"),
-        ("run" = Option<i32>, Query, description = "The run this is about, as in the handle", minimum = 0),
-        ("token" = Option<String>, Query, description = "As in the handle: stands for a key, for this task and this run"),
+        ("run" = Option<i32>, Query, description = "The run that the request is about, from the handle", minimum = 0),
+        ("token" = Option<String>, Query, description = "Token from the handle; replaces an API key for this task and run"),
     ),
     request_body = TaskPatch,
     responses(
-        (status = 200, description = "The task as it now is", body = TaskDetails),
-        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The task after the change", body = TaskDetails),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "It does not fit the state of the task, or the run is over", body = Problem,
+        (status = 409, description = "The status of the task does not allow the change, or the run is over", body = Problem,
          content_type = "application/problem+json"),
         (status = 413, description = "The body is too large", body = Problem,
          content_type = "application/problem+json"),
@@ -180,23 +185,23 @@ pub async fn patch(
     }
     patch.run = patch.run.or(run);
     patch.proven = proven;
-    Ok(Json(viewer.shown(service.patch(id, patch).await?)))
+    Ok(Json(viewer.redact(service.patch(id, patch).await?)))
 }
 
-/// Give a sign of life
+/// Send a heartbeat
 ///
-/// Adds to the counters and moves the timeout. Answered when it is durable.
+/// Restarts the timeout of the task and adds to its counters. Reprise answers once the heartbeat is durable.
 #[utoipa::path(
     put, path = "/task/{id}", operation_id = "putTask", tag = "tasks",
     params(
         ("id" = Uuid, Path, description = "The task"),
-        ("run" = Option<i32>, Query, description = "The run this is about, as in the handle", minimum = 0),
-        ("token" = Option<String>, Query, description = "As in the handle: stands for a key, for this task and this run"),
+        ("run" = Option<i32>, Query, description = "The run that the request is about, from the handle", minimum = 0),
+        ("token" = Option<String>, Query, description = "Token from the handle; replaces an API key for this task and run"),
     ),
     request_body = Option<HeartbeatBody>,
     responses(
-        (status = 202, description = "Recorded"),
-        (status = 400, description = "Every problem", body = Problem, content_type = "application/problem+json"),
+        (status = 202, description = "The heartbeat is recorded"),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "The task or its run is over", body = Problem,
          content_type = "application/problem+json"),
@@ -220,68 +225,76 @@ pub async fn put(
 
 /// Cancel a task
 ///
-/// Its children end as after a failure. Canceling a canceled task changes nothing.
+/// Cancels a task that has not ended. Its children are treated as after a failure. Canceling a canceled task changes
+/// nothing.
 #[utoipa::path(
     delete, path = "/task/{id}", operation_id = "cancelTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
     responses(
-        (status = 200, description = "The task as it now is", body = TaskDetails),
-        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The task after the change", body = TaskDetails),
+        (status = 400, description = "The id is not a UUID", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "It has already ended", body = Problem,
+        (status = 409, description = "The task has already ended", body = Problem,
          content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
     )
 )]
 pub async fn cancel(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<TaskDetails>, Problem> {
-    Ok(Json(viewer.shown(service.cancel(id).await?)))
+    Ok(Json(viewer.redact(service.cancel(id).await?)))
 }
 
-/// Pause a task that is not being executed
+/// Pause a task
 ///
-/// Pausing a paused task changes nothing.
+/// Keeps a task from starting until it is resumed. A task that is executing cannot be paused. Pausing a paused task
+/// changes nothing.
 #[utoipa::path(
     patch, path = "/task/pause/{id}", operation_id = "pauseTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
     responses(
-        (status = 200, description = "The task as it now is", body = TaskDetails),
-        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The task after the change", body = TaskDetails),
+        (status = 400, description = "The id is not a UUID", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "It is being executed or has ended", body = Problem,
+        (status = 409, description = "The task is executing or has ended", body = Problem,
          content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
     )
 )]
 pub async fn pause(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<TaskDetails>, Problem> {
-    Ok(Json(viewer.shown(service.pause(id).await?)))
+    Ok(Json(viewer.redact(service.pause(id).await?)))
 }
 
 /// Resume a paused task
 ///
-/// It goes where it would be by now. Resuming an alive task that is not paused changes nothing.
+/// The task gets the status that it would have by now. Resuming a task that is alive but not paused changes nothing.
 #[utoipa::path(
     patch, path = "/task/resume/{id}", operation_id = "resumeTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
     responses(
-        (status = 200, description = "The task as it now is", body = TaskDetails),
-        (status = 400, description = "Not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The task after the change", body = TaskDetails),
+        (status = 400, description = "The id is not a UUID", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "It has ended", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The task has ended", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
     )
 )]
 pub async fn resume(Caller(service): Caller, viewer: Viewer, Id(id): Id) -> Result<Json<TaskDetails>, Problem> {
-    Ok(Json(viewer.shown(service.resume(id).await?)))
+    Ok(Json(viewer.redact(service.resume(id).await?)))
 }
 
-/// Keys of different callers never meet.
-fn key(headers: &HeaderMap, caller: &Actor, body: &[u8], ttl: Duration) -> Result<Option<IdempotencyKey>, Problem> {
+/// Reads the `Idempotency-Key`. The name of the caller is a part of the stored key, so keys of different callers never
+/// collide.
+fn idempotency_key(
+    headers: &HeaderMap,
+    caller: &Actor,
+    body: &[u8],
+    ttl: Duration,
+) -> Result<Option<IdempotencyKey>, Problem> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
-    let wrong = || Problem::invalid(vec!["Idempotency-Key: must have 1 to 255 visible ASCII characters".into()]);
-    let key = value.to_str().ok().filter(|key| (1..=255).contains(&key.len())).ok_or_else(wrong)?;
+    let invalid = || Problem::invalid(vec!["Idempotency-Key: must have 1 to 255 visible ASCII characters".into()]);
+    let key = value.to_str().ok().filter(|key| (1..=255).contains(&key.len())).ok_or_else(invalid)?;
     let key = match caller {
         Actor::Person(name) => format!("{name}:{key}"),
         Actor::Api | Actor::Loop(_) => key.to_owned(),
@@ -306,10 +319,11 @@ impl std::io::Write for Hash {
     }
 }
 
-const STATUSES: &str = "one or several, separated by commas, of Waiting, Pending, Claimed, Running, RetryPending, Paused, \
+const STATUSES: &str = "one or more, separated by commas, of Waiting, Pending, Claimed, Running, RetryPending, Paused, \
                          Success, Failure, Canceled";
 
-/// The run that a request is about, and whether it came with its token: the door lets no wrong one in.
+/// Returns the run that a request is about, and whether the request carries the token of that run. The authenticator
+/// has already refused wrong tokens.
 fn run_of(mut query: Query) -> Result<(Option<i32>, bool), Problem> {
     let run = query.integer("run", &(0..=i32::MAX));
     let proven = query.text("token").is_some();
@@ -321,7 +335,7 @@ fn statuses(text: &str) -> Option<Vec<Status>> {
     text.split(',').map(|one| Status::parse(one.trim())).collect()
 }
 
-/// A full page has a next one, as far as one can tell.
+/// The `X-Next-Cursor` header. Only a full page has one: after a shorter page there are no more rows.
 pub(super) fn next_cursor(count: usize, size: i64, last: Option<impl ToString>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     if i64::try_from(count).is_ok_and(|count| count == size)

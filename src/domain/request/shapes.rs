@@ -1,6 +1,6 @@
-//! The shapes of requests for the API description, and for nothing else: the readers beside this file parse bodies field by
-//! field, to report every problem at once. The shapes stand here so that a new field is added in one folder: to its
-//! shape, its struct and its reader. A test compares shapes and readers.
+//! The shapes of requests for the API description, and for nothing else: the readers beside this file parse bodies
+//! field by field, to report every problem at once. The shapes stand here so that a new field is added in one folder:
+//! to its shape, its struct and its reader. A test compares shapes and readers.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use crate::domain::view::Metadata;
 use crate::domain::view::retry::{StrategyName, WrittenDelay};
 use crate::domain::webhook::Action;
 
-/// A batch: the tasks alone, or with what concerns them together.
+/// A batch of tasks: an array of tasks, or an object with settings of the batch.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum CreateTasks {
@@ -25,67 +25,72 @@ pub enum CreateTasks {
 #[serde(deny_unknown_fields)]
 pub struct NewBatch {
     pub tasks: Vec<NewTask>,
-    /// Called when nothing in the batch is alive any more.
+    /// Webhooks called when every task of the batch has ended.
     pub on_batch_complete: Option<Vec<Action>>,
+    /// A label of the batch, a filter of `GET /batches`.
     #[schema(min_length = 1, max_length = 255)]
     pub scope: Option<String>,
+    /// Any JSON object of at most 64 KiB.
     #[schema(value_type = Option<Metadata>)]
     pub metadata: Option<Value>,
-    /// The `fair_key` of tasks that have none of their own.
+    /// The `fair_key` of tasks without their own.
     #[schema(min_length = 1, max_length = 255)]
     pub fair_key: Option<String>,
-    /// Whether tasks of the batch are canceled when nothing alive depends on them after a bad end. Absent: as
-    /// `DEAD_END_CANCEL` says.
+    /// Whether to cancel a task of the batch once a failure or cancellation leaves it without an alive child. The
+    /// default is `DEAD_END_CANCEL`.
     pub dead_end_cancel: Option<bool>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewTask {
-    /// A name inside the batch, for dependencies.
+    /// An id within the request, for `dependencies`.
     #[schema(min_length = 1, max_length = 255)]
     pub id: Option<String>,
     #[schema(min_length = 1, max_length = 255)]
     pub name: String,
     #[schema(min_length = 1, max_length = 100)]
     pub kind: String,
-    /// Seconds, counted from the last sign of life.
+    /// Seconds without a heartbeat after which the run times out.
     #[schema(minimum = 1, maximum = 86400, default = 60)]
     pub timeout: Option<i32>,
-    /// At most 64 KiB.
+    /// Any JSON object of at most 64 KiB.
     #[schema(value_type = Option<Metadata>)]
     pub metadata: Option<Value>,
-    /// Higher first.
+    /// Tasks with a higher priority start first.
     #[schema(minimum = -1000, maximum = 1000, default = 0)]
     pub priority: Option<i16>,
-    /// Called to start the task. Without it the task is Running once claimed.
+    /// The webhook that starts the task. Without it, a claimed task is Running at once.
     pub on_start: Option<Action>,
+    /// Webhooks called when the task succeeds.
     pub on_success: Option<Vec<Action>>,
+    /// Webhooks called when the task fails for good.
     pub on_failure: Option<Vec<Action>>,
-    /// Called for each retry or deferral that is scheduled.
+    /// Webhooks called when a retry or a deferral is scheduled.
     pub on_retry: Option<Vec<Action>>,
+    /// Tasks that must end before this task starts.
     pub dependencies: Option<Vec<NewDependency>>,
-    /// Not created if one of these finds a task that is there already.
+    /// If one of these matchers finds an existing task, this task is not created.
     #[schema(max_items = 10)]
     pub dedupe_strategy: Option<Vec<NewMatcher>>,
     #[schema(minimum = 0)]
     pub expected_count: Option<i32>,
-    /// The canceling of dead ends goes no further up than this task.
+    /// Whether the cancellation of dead ends stops at this task instead of continuing to its parents.
     #[schema(default = false)]
     pub dead_end_barrier: Option<bool>,
     pub retry: Option<NewRetry>,
-    /// Not started before this.
+    /// The task does not start before this time.
     pub run_at: Option<DateTime<Utc>>,
-    /// What has to be so for it to start; all of them have to pass.
+    /// Limits that the task must meet to start. All of them must pass.
     #[schema(max_items = 10)]
     pub rules: Option<Vec<NewRule>>,
-    /// For example a tenant: among tasks of equal priority, keys take turns.
+    /// A key such as a tenant. Among tasks of equal priority, keys take turns.
     #[schema(min_length = 1, max_length = 255)]
     pub fair_key: Option<String>,
 }
 
-/// Lets the task start only while those that match leave room. `max_concurency` and `Concurency` may be written with two
-/// r as well.
+/// A limit on executing tasks: the task starts only while the matching tasks leave room. The spellings
+/// `max_concurrency` and `Concurrency` are accepted as well.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", deny_unknown_fields)]
 #[schema(examples(
@@ -93,14 +98,15 @@ pub struct NewTask {
     json!({"type": "Capacity", "max_capacity": 1000, "matcher": {"kind": "import", "fields": []}}),
 ))]
 pub enum NewRule {
-    /// So many tasks that match execute at once at most.
+    /// At most `max_concurency` matching tasks execute at once.
     #[serde(rename = "Concurency")]
     Concurrency {
         #[schema(minimum = 1)]
         max_concurency: i32,
         matcher: NewRuleMatcher,
     },
-    /// The tasks that match and execute have together less than this to do: `expected_count − success − failures`.
+    /// The work left in the matching tasks that execute, the sum of `expected_count − success − failures`, is less than
+    /// `max_capacity`.
     Capacity {
         #[schema(minimum = 1)]
         max_capacity: i64,
@@ -108,21 +114,22 @@ pub enum NewRule {
     },
 }
 
-/// Tasks of a kind with the same values in these metadata fields as the task that carries the rule.
+/// Selects the tasks of a kind whose metadata fields have the same values as those of the task with the rule.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewRuleMatcher {
-    /// The task's own kind by default.
+    /// The kind of the matching tasks; the task's own kind by default.
     #[schema(min_length = 1, max_length = 100)]
     pub kind: Option<String>,
-    /// Running, which counts Claimed tasks too.
+    /// Always `Running`, which includes Claimed tasks.
     #[schema(value_type = Option<String>, example = "Running")]
     pub status: Option<String>,
+    /// Names of top-level metadata fields.
     #[schema(max_items = 20)]
     pub fields: Option<Vec<String>>,
 }
 
-/// Rules for the alive tasks of a kind.
+/// New rules for the tasks of a kind that have not ended.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewRules {
@@ -135,30 +142,32 @@ pub struct NewRules {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewDependency {
-    /// The `id` of a task that appears earlier in the batch.
+    /// The `id` of a task that appears earlier in the request.
     #[schema(min_length = 1, max_length = 255)]
     pub id: String,
+    /// Whether the task fails if the named task does not succeed. If false, it starts in either case.
     #[schema(default = true)]
     pub requires_success: Option<bool>,
 }
 
-/// Finds tasks of one kind and status whose metadata has the same values as that of the new task in the fields that
-/// are named.
+/// Selects existing tasks of a kind and status whose named metadata fields have the same values as those of the new
+/// task.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(examples(json!({"fields": ["order"]}), json!({"kind": "import", "status": "Pending", "fields": ["a", "b"]})))]
 pub struct NewMatcher {
-    /// The task's own kind by default.
+    /// The kind of the matching tasks; the task's own kind by default.
     #[schema(min_length = 1, max_length = 100)]
     pub kind: Option<String>,
-    /// Absent: any in which a task is alive.
+    /// The status of the matching tasks; by default any status of a task that has not ended.
     pub status: Option<Status>,
-    /// Names of fields at the top of the metadata. The new task must have them.
+    /// Names of top-level metadata fields. The new task must have them.
     #[schema(max_items = 20)]
     pub fields: Option<Vec<String>>,
 }
 
-/// How failures are retried. Absent: as the kind's default says, or not at all; null: not at all.
+/// The retry policy. If absent, the default policy of the kind applies, or the task is not retried; null turns retries
+/// off.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(examples(
@@ -170,79 +179,84 @@ pub struct NewMatcher {
            "retry_on": ["timeout", "explicit"]}),
 ))]
 pub struct NewRetry {
-    /// Retries after the first execution; at most `RETRY_MAX_RETRIES_LIMIT`.
+    /// Number of retries after the first run; at most `RETRY_MAX_RETRIES_LIMIT`.
     #[schema(minimum = 1)]
     pub max_retries: i16,
     pub strategy: Option<StrategyName>,
     /// With `exponential_backoff`: the first delay.
     #[schema(minimum = 1, default = 5)]
     pub initial_delay_secs: Option<u64>,
-    /// With `exponential_backoff`: each further delay is this many times longer.
+    /// With `exponential_backoff`: the factor by which each further delay grows.
     #[schema(minimum = 1.0, default = 2.0)]
     pub backoff_multiplier: Option<f64>,
-    /// With `exponential_backoff`: no delay is longer; at most `RETRY_MAX_DELAY_LIMIT`.
+    /// With `exponential_backoff`: the longest delay; at most `RETRY_MAX_DELAY_LIMIT`.
     #[schema(minimum = 1, default = 300)]
     pub max_delay_secs: Option<u64>,
     /// With `fixed_delay`: the delay; at most `RETRY_MAX_DELAY_LIMIT`.
     #[schema(minimum = 1)]
     pub delay_secs: Option<u64>,
-    /// With `custom`: one delay per retry, the last one repeats; at most `RETRY_MAX_SCHEDULE_DELAY_SECS` each.
+    /// With `custom`: one delay per retry, of which the last one repeats; at most `RETRY_MAX_SCHEDULE_DELAY_SECS` each.
     #[schema(min_items = 1, max_items = 1000)]
     pub schedule: Option<Vec<WrittenDelay>>,
-    /// Up to this many random milliseconds are added to each delay.
+    /// Longest random delay added to each delay, in milliseconds.
     #[schema(minimum = 0, default = 500)]
     pub jitter_ms: Option<u64>,
-    /// Which failures are retried at all.
+    /// The failures that are retried.
     #[schema(min_items = 1)]
     pub retry_on: Option<Vec<Trigger>>,
-    /// HTTP statuses (`"429"`) or classes (`"5xx"`) of `on_start` answers that are retried whatever their type.
+    /// HTTP statuses (`"429"`) or classes (`"5xx"`) of `on_start` answers that are retried, whatever their failure
+    /// type.
     pub retry_on_status: Option<Vec<String>>,
-    /// The same for answers that are not retried. The more exact pattern wins.
+    /// HTTP statuses or classes of `on_start` answers that are not retried, whatever their failure type. The more exact
+    /// pattern wins.
     pub no_retry_on_status: Option<Vec<String>>,
-    /// No retry is scheduled later than this long after the task was created.
+    /// Seconds after the creation of the task past which no retry is scheduled.
     #[schema(minimum = 1, maximum = 2_147_483_647)]
     pub expires_after_secs: Option<u64>,
 }
 
-/// A retry by hand.
+/// A manual retry.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetryRequest {
-    /// Who wants it, for the audit trail.
+    /// The name of the requester in the audit trail.
     #[schema(min_length = 1, max_length = 255)]
     pub requested_by: Option<String>,
-    /// Bring back what failed only because of it.
+    /// Whether tasks that failed only because of the retried tasks wait for them again.
     #[schema(default = true)]
     pub cascade: Option<bool>,
-    /// Answer what would happen, and change nothing.
+    /// Whether to answer what would happen and change nothing.
     #[schema(default = false)]
     pub dry_run: Option<bool>,
 }
 
-/// A report or a change.
+/// A report of a run, or a change of a task.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TaskPatch {
+    /// The result of the run.
     pub status: Option<ReportedStatus>,
-    /// Required with Failure.
+    /// Why the run failed; required with Failure.
     #[schema(min_length = 1, max_length = 65536)]
     pub failure_reason: Option<String>,
     pub failure_type: Option<ReportedFailureType>,
-    /// With Failure: come back in so many seconds; uses up no retry.
+    /// With Failure: defers the task by this many seconds, without using up a retry.
     #[schema(minimum = 1, maximum = 2_147_483_647)]
     pub retry_after_secs: Option<u64>,
-    /// Merged into what is there.
+    /// Fields merged into the metadata of the task.
     #[schema(value_type = Option<Metadata>)]
     pub metadata: Option<Value>,
+    /// Added to `success`.
     #[schema(minimum = 0)]
     pub new_success: Option<i32>,
+    /// Added to `failures`.
     #[schema(minimum = 0)]
     pub new_failures: Option<i32>,
     #[schema(minimum = 0)]
     pub expected_count: Option<i32>,
     #[schema(minimum = -1000, maximum = 1000)]
     pub priority: Option<i16>,
-    /// The run this is about; 409 if the task is at another one.
+    /// The run that the request is about. The answer is 409 if the task is at another run.
     #[schema(minimum = 0)]
     pub run: Option<i32>,
 }
@@ -253,7 +267,7 @@ pub enum ReportedStatus {
     Failure,
 }
 
-/// The failure types but `dependency`: that one is never a worker's to say.
+/// The failure types that a worker may report: all but `dependency`.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportedFailureType {
@@ -266,13 +280,15 @@ pub enum ReportedFailureType {
     Unknown,
 }
 
-/// A sign of life, with what to add to the counters.
+/// A heartbeat, with numbers to add to the counters of the task.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Heartbeat)]
 pub struct HeartbeatBody {
+    /// Added to `success`.
     #[schema(minimum = 0)]
     pub new_success: Option<i32>,
+    /// Added to `failures`.
     #[schema(minimum = 0)]
     pub new_failures: Option<i32>,
 }

@@ -27,10 +27,10 @@ const LIMITS: RequestLimits = RequestLimits {
     dead_end_cancel: false,
 };
 
-/// A described shape, and how to have an object of it read.
+/// A shape of the API description, and the reader of its objects.
 struct Shape {
     schema: &'static str,
-    /// Where the object stands in the request, as problems name it.
+    /// The path of the object in the request, as problems name it.
     path: &'static str,
     read: fn(Value) -> Vec<String>,
 }
@@ -85,7 +85,7 @@ fn policy_problems(body: Value) -> Vec<String> {
     read_default_policy(body, &LIMITS.retry).err().unwrap_or_default()
 }
 
-/// Some fields of a policy go with one strategy only, which has to be named.
+/// Adds the strategy that a field of a policy requires.
 fn with_its_strategy(mut retry: Value) -> Value {
     for (field, strategy) in [("delay_secs", "fixed_delay"), ("schedule", "custom")] {
         if retry.get(field).is_some() {
@@ -96,7 +96,7 @@ fn with_its_strategy(mut retry: Value) -> Value {
 }
 
 impl Shape {
-    /// What is wrong with this field of an object that has only this field.
+    /// The problems of an object that has only this field.
     fn problems(&self, field: &str, value: &Value) -> Vec<String> {
         let start = format!("{}{field}", self.path);
         let own = |line: &String| line.strip_prefix(&start).is_some_and(|rest| rest.starts_with([':', '[', '.']));
@@ -108,12 +108,12 @@ impl Shape {
         !(self.read)(json!({field: true})).contains(&unknown)
     }
 
-    /// Refused for its size: a dependency on a task that is not there, say, is another matter.
+    /// Whether the value is refused for its size, not for another reason such as an unknown dependency.
     fn is_out_of_bounds(&self, field: &str, value: &Value) -> bool {
         self.problems(field, value).iter().any(|line| line.contains(": must "))
     }
 
-    /// Refused for the number of its entries, whatever they are.
+    /// Whether the list is refused for the number of its entries.
     fn has_too_many(&self, field: &str, entries: u64) -> bool {
         let entries = json!(vec![Value::Null; usize::try_from(entries).unwrap()]);
         let start = format!("{}{field}: must ", self.path);
@@ -126,7 +126,7 @@ fn schemas() -> Value {
     document["components"]["schemas"].clone()
 }
 
-/// The properties of an object, or of all the objects that it may be one of.
+/// The properties of an object, or of all its alternatives.
 fn properties(schemas: &Value, name: &str) -> Vec<(String, Value)> {
     let schema = &schemas[name];
     let objects = schema["oneOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice);
@@ -139,8 +139,8 @@ fn properties(schemas: &Value, name: &str) -> Vec<(String, Value)> {
     described
 }
 
-/// Every word that the readers could take for the name of a field: a name they know stands in their source.
-fn words_of_the_readers() -> BTreeSet<String> {
+/// Every word in the source of the readers that could be the name of a field.
+fn words_in_the_readers() -> BTreeSet<String> {
     let sources = [
         include_str!("../../domain/request/new_action.rs"),
         include_str!("../../domain/request/new_task.rs"),
@@ -154,21 +154,25 @@ fn words_of_the_readers() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_readers_know_the_fields_that_are_described_and_no_others() {
+fn readers_and_description_have_the_same_fields() {
     let schemas = schemas();
-    let readers = words_of_the_readers();
+    let readers = words_in_the_readers();
     let described: BTreeSet<String> =
         SHAPES.iter().flat_map(|shape| properties(&schemas, shape.schema)).map(|(name, _)| name).collect();
-    assert_eq!(described.difference(&readers).collect::<Vec<_>>(), [""; 0], "not in the source of the readers");
+    assert_eq!(
+        described.difference(&readers).collect::<Vec<_>>(),
+        [""; 0],
+        "described, but not in the source of the readers"
+    );
     for shape in &SHAPES {
         let names: BTreeSet<String> = properties(&schemas, shape.schema).into_iter().map(|(name, _)| name).collect();
         let known: BTreeSet<String> = readers.iter().filter(|word| shape.knows(word)).cloned().collect();
-        assert_eq!(known, names, "{}: what the reader knows, and what is described", shape.schema);
+        assert_eq!(known, names, "{}: fields of the reader, and described fields", shape.schema);
     }
 }
 
 #[test]
-fn the_same_fields_are_required() {
+fn readers_and_description_require_the_same_fields() {
     let schemas = schemas();
     for shape in &SHAPES {
         let empty = (shape.read)(json!({}));
@@ -189,7 +193,7 @@ fn a_delay_has_one_unit() {
 }
 
 #[test]
-fn the_same_limits_hold() {
+fn readers_and_description_have_the_same_limits() {
     let schemas = schemas();
     let mut limits = 0;
     for shape in &SHAPES {
@@ -226,14 +230,14 @@ fn the_same_limits_hold() {
     assert!(limits > 30, "only {limits} limits are described");
 }
 
-/// Limits of whole numbers are whole.
+/// A limit as a whole number.
 #[allow(clippy::cast_possible_truncation)]
 fn number(value: f64) -> Value {
     json!(value as i64)
 }
 
 #[test]
-fn the_same_words_are_understood() {
+fn readers_and_description_have_the_same_choices() {
     let schemas = schemas();
     let mut lists = 0;
     for shape in &SHAPES {
@@ -251,8 +255,8 @@ fn the_same_words_are_understood() {
             let refusal = shape.problems(&field, &given("nonsense")).join("; ");
             assert!(refusal.contains(": must be "), "{place}: {refusal}");
             if let Some(words) = refusal.split("must be one of ").nth(1).and_then(|rest| rest.split(", not ").next()) {
-                let understood: BTreeSet<&str> = words.split(", ").collect();
-                assert_eq!(understood, described.iter().map(String::as_str).collect(), "{place}");
+                let allowed: BTreeSet<&str> = words.split(", ").collect();
+                assert_eq!(allowed, described.iter().map(String::as_str).collect(), "{place}");
             }
         }
     }

@@ -75,7 +75,7 @@ impl Fixture {
             bodies: Bodies::new(config.request.max_body_bytes),
             idempotency_ttl: Duration::from_secs(config.request.idempotency_ttl_secs),
             request_time: config.request_time(),
-            door: Arc::new(Authenticator {
+            authenticator: Arc::new(Authenticator {
                 keys: config.keys().unwrap(),
                 public: config.access.public_paths.clone(),
                 secret,
