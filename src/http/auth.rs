@@ -44,7 +44,7 @@ impl FromRequestParts<Arc<Api>> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Caller, Infallible> {
         let actor = parts.extensions.get::<Actor>().cloned().unwrap_or(Actor::Api);
-        Ok(Caller(api.service.by(actor)))
+        Ok(Caller(api.service.on_behalf_of(actor)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The verbs of `/batch`, `/batches` and `/dag`.
+//! Operations of `/batch`, `/batches` and `/dag`.
 
 use uuid::Uuid;
 
@@ -14,13 +14,13 @@ use crate::store::page::Page;
 use crate::store::tasks::{lock, transitions};
 use crate::store::{self, Session, batches, unconditionally};
 
-/// Tasks of a batch that one transaction changes: others wait for its locks no longer than that takes.
+/// Tasks of a batch that one transaction changes. It bounds how long other transactions wait for its locks.
 const CHUNK: i64 = 1000;
-/// What a graph that is shown at once may have, about: a batch of the default size with as many links as it may have.
+/// Approximate size limit of a graph: a batch of the default size with as many links as it may have.
 const DAG_BYTES: i64 = 48 * 1024 * 1024;
 
 impl Service {
-    /// Whether the page was cut short, too.
+    /// Lists batches. The second value says whether the page was cut short because of its size.
     pub async fn batches(
         &self,
         filter: &BatchFilter,
@@ -37,42 +37,43 @@ impl Service {
     pub async fn dag(&self, batch_id: Uuid) -> Result<Dag> {
         let bytes = dag::dag_bytes(&self.store, batch_id).await?;
         if bytes > DAG_BYTES {
-            let most = format!("the graph must have at most {DAG_BYTES} bytes, not {bytes}");
-            let instead = format!("list its tasks with GET /task?batch_id={batch_id} instead");
-            return Err(Error::Invalid(vec![format!("batch_id: {most}; {instead}")]));
+            let limit = format!("the graph must have at most {DAG_BYTES} bytes, not {bytes}");
+            let alternative = format!("list its tasks with GET /task?batch_id={batch_id}");
+            return Err(Error::Invalid(vec![format!("batch_id: {limit}; {alternative}")]));
         }
         dag::dag(&self.store, batch_id).await?.ok_or_else(|| no_batch(batch_id))
     }
 
-    /// Cancels everything alive in the batch, from its last task to its first. Children go before their parents,
-    /// so that none falls by the cascade, and a stop that is broken off leaves no child waiting for nothing.
+    /// Cancels every task of the batch that is alive, from the last task to the first. Children are canceled before
+    /// their parents, so no task is canceled by the cascade, and an interrupted stop leaves no child that waits
+    /// forever.
     pub async fn stop(&self, id: Uuid) -> Result<StoppedBatch> {
         let batch = self.batch(id).await?;
         let mut canceled = [0i32; 9];
-        let mut below = None;
+        let mut upper = None;
         loop {
-            let stopping = self.store.alone(|session| self.stop_chunk(session, id, below));
+            let stopping = self.store.alone(|session| self.stop_chunk(session, id, upper));
             let chunk = unconditionally(stopping).await?;
             let Some(first) = chunk.first else { break };
-            below = Some(first);
+            upper = Some(first);
             for status in chunk.canceled {
                 canceled[status.index()] += 1;
             }
         }
-        let of = |status: Status| canceled[status.index()];
+        let count = |status: Status| canceled[status.index()];
         Ok(StoppedBatch {
             batch_id: id,
-            canceled_waiting: of(Status::Waiting),
-            canceled_pending: of(Status::Pending),
-            canceled_claimed: of(Status::Claimed),
-            canceled_running: of(Status::Running),
-            canceled_retry_pending: of(Status::RetryPending),
-            canceled_paused: of(Status::Paused),
+            canceled_waiting: count(Status::Waiting),
+            canceled_pending: count(Status::Pending),
+            canceled_claimed: count(Status::Claimed),
+            canceled_running: count(Status::Running),
+            canceled_retry_pending: count(Status::RetryPending),
+            canceled_paused: count(Status::Paused),
             already_terminal: batch.total_tasks - canceled.iter().sum::<i32>(),
         })
     }
 
-    /// New rules for what is alive of a kind; whatever they let through starts.
+    /// Replaces the rules of the alive tasks of a kind, and rechecks the blocked tasks.
     pub async fn change_rules(&self, id: Uuid, change: &RulesChange) -> Result<ChangedRules> {
         if !batches::batch_exists(&self.store, id).await? {
             return Err(no_batch(id));
@@ -82,7 +83,7 @@ impl Service {
             let line = |(task, problem)| format!("rules: task {task}: {problem}");
             return Err(Error::Invalid(problems.into_iter().map(line).collect()));
         }
-        self.register(&change.rules).await?;
+        self.register_matchers(&change.rules).await?;
         let (mut updated, mut after) = (0, None);
         loop {
             let changing = self.store.alone(|session| async move {
@@ -99,9 +100,9 @@ impl Service {
         Ok(ChangedRules { batch_id: id, kind: change.kind.clone(), updated_count: updated })
     }
 
-    async fn stop_chunk(&self, session: Session, id: Uuid, below: Option<Uuid>) -> store::Result<StopChunk> {
+    async fn stop_chunk(&self, session: Session, id: Uuid, upper: Option<Uuid>) -> store::Result<StopChunk> {
         let mut tx = self.begin(&session).await?;
-        let (locked, first) = lock::last_of_batch(&mut tx, id, below, CHUNK).await?;
+        let (locked, first) = lock::last_of_batch(&mut tx, id, upper, CHUNK).await?;
         let decided: Vec<Transition> = locked
             .tasks
             .iter()
@@ -114,7 +115,7 @@ impl Service {
 }
 
 struct StopChunk {
-    /// The lowest id it looked at; none when there was nothing left.
+    /// The lowest id of the chunk; `None` if no tasks were left.
     first: Option<Uuid>,
     canceled: Vec<Status>,
 }

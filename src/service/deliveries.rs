@@ -1,4 +1,4 @@
-//! The verbs of `/webhook-deliveries`.
+//! Operations of `/webhook-deliveries`.
 
 use super::{Error, Result, Service};
 use crate::domain::view::Delivery;
@@ -11,7 +11,7 @@ impl Service {
         Ok(outbox::list::deliveries(&self.store, filter, page, limit).await?)
     }
 
-    /// Sends a notification again; one that is still being tried stays as it is.
+    /// Makes a notification pending again; one that is still pending stays as it is.
     pub async fn redeliver(&self, id: i64) -> Result<Delivery> {
         let missing = || Error::NotFound { what: "delivery", id: id.to_string() };
         let redeliver = |session: Session| async move { outbox::delivery::redeliver(&session, id).await };

@@ -1,8 +1,9 @@
-//! Requests that arrive while a transaction is in flight go together into the next one, and each is answered after the
-//! commit that holds it. No timer: alone, a request goes at once; under load, many share one wait for the disk.
+//! Group commit: requests that arrive while a transaction is in flight are committed in the next one, and each is
+//! answered after its commit. There is no timer: a single request commits at once, and under load many requests wait
+//! for one fsync.
 //!
-//! There is no worker in the background. Whoever finds a lane free does the work of all that wait, its own or not, so a
-//! caller must not be dropped while it waits: requests run to their end, whatever their clients do.
+//! There is no background worker either. The first request that finds a free lane commits all waiting requests. A
+//! caller must therefore not be dropped while it waits: requests run to their end, whatever their clients do.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,157 +14,160 @@ use tokio::time::Instant;
 
 use crate::store::{self, Patience, unconditionally};
 
-/// A lane that is at work for longer waits for somebody else, and nobody is to wait with it.
-const LONG: Duration = Duration::from_millis(50);
+/// A lane that is busy for longer probably waits for a lock. The other lanes then start without gathering a batch.
+const SLOW: Duration = Duration::from_millis(50);
 
-/// What can be done in a group.
+/// A request that can be committed in a batch with others.
 pub trait Job: Send {
-    /// Whether it may go into one transaction with these, which were there before it.
-    fn joins(&self, others: &[Self]) -> bool
+    /// Whether the job may join the transaction of these earlier jobs.
+    fn joins(&self, earlier: &[Self]) -> bool
     where
         Self: Sized;
 }
 
-/// Jobs in their order, and whom to tell what came of each.
+/// Jobs in their order, each with the channel for its answer.
 type Waiting<J, A> = VecDeque<(J, oneshot::Sender<store::Result<A>>)>;
 
-/// A queue of jobs with a few lanes, each of which does one batch at a time.
+/// A queue of jobs with a few lanes. Each lane commits one batch of jobs at a time.
 #[derive(Debug)]
 pub struct GroupCommit<J, A> {
     queue: Mutex<Queue<J, A>>,
-    /// Somebody waits, and a lane has become free, or is free and wants more of them.
+    /// Notified when jobs wait and a lane is free.
     lane_freed: Notify,
     lanes: usize,
-    most: usize,
+    max_batch: usize,
 }
 
 #[derive(Debug)]
 struct Queue<J, A> {
     waiting: Waiting<J, A>,
-    /// When the lanes in use began, the first one first, and the jobs in them.
+    /// When each busy lane started, oldest first.
     busy: VecDeque<Instant>,
-    in_work: usize,
-    /// How many jobs there have been at a time, lately.
+    /// Jobs in busy lanes.
+    in_flight: usize,
+    /// The number of jobs at a time, waiting or in flight: a recent maximum that decays by a sixteenth per batch.
     recent_load: usize,
 }
 
-/// A lane that is in use until this is dropped, however that comes about.
+/// A busy lane. Dropping it frees the lane, also after a panic.
 struct Lane<'a, J, A> {
-    of: &'a GroupCommit<J, A>,
-    since: Instant,
+    group: &'a GroupCommit<J, A>,
+    started: Instant,
     jobs: usize,
 }
 
 impl<J, A> Drop for Lane<'_, J, A> {
     fn drop(&mut self) {
-        let mut queue = self.of.queue();
-        if let Some(place) = queue.busy.iter().position(|since| *since == self.since) {
-            queue.busy.remove(place);
+        let mut queue = self.group.queue();
+        if let Some(index) = queue.busy.iter().position(|started| *started == self.started) {
+            queue.busy.remove(index);
         }
-        queue.in_work -= self.jobs;
+        queue.in_flight -= self.jobs;
         if !queue.waiting.is_empty() {
-            self.of.lane_freed.notify_one();
+            self.group.lane_freed.notify_one();
         }
     }
 }
 
 impl<J, A> Queue<J, A> {
-    /// While one lane is at work the next one begins when its share of the recent load is there. Whoever comes first after a
-    /// batch was answered would go alone, and those right behind it with the batch after: with 64 clients a transaction
-    /// held 20 reports instead of 32, and a fifth fewer were made. But not if that one takes long.
-    fn may_begin(&self, lanes: usize) -> bool {
+    /// Whether a lane may start a batch now. While another lane is busy, it first waits for its share of the recent
+    /// load. Otherwise the first request after a batch would be committed alone, and those right behind it in the batch
+    /// after: with 64 clients a transaction held 20 reports instead of 32, and throughput fell by a fifth. It does not
+    /// wait for a slow lane.
+    fn may_start(&self, lanes: usize) -> bool {
         let enough = match self.busy.front() {
-            Some(first) if first.elapsed() < LONG => self.recent_load.div_ceil(lanes).max(1),
+            Some(oldest) if oldest.elapsed() < SLOW => self.recent_load.div_ceil(lanes).max(1),
             _ => 1,
         };
         self.busy.len() < lanes && self.waiting.len() >= enough
     }
 
-    /// A lane is free for those who wait, as soon as they are more, or have waited for long.
+    /// Whether a free lane waits for more jobs before it starts a batch.
     fn is_gathering(&self, lanes: usize) -> bool {
         self.busy.len() < lanes && !self.waiting.is_empty()
     }
 }
 
 impl<J: Job, A> GroupCommit<J, A> {
-    /// `most` jobs go into one batch.
-    pub fn new(lanes: usize, most: usize) -> GroupCommit<J, A> {
-        let queue = Queue { waiting: VecDeque::new(), busy: VecDeque::new(), in_work: 0, recent_load: 0 };
-        GroupCommit { queue: Mutex::new(queue), lane_freed: Notify::new(), lanes, most }
+    /// Makes a queue with this many lanes, and at most `max_batch` jobs in a transaction.
+    pub fn new(lanes: usize, max_batch: usize) -> GroupCommit<J, A> {
+        let queue = Queue { waiting: VecDeque::new(), busy: VecDeque::new(), in_flight: 0, recent_load: 0 };
+        GroupCommit { queue: Mutex::new(queue), lane_freed: Notify::new(), lanes, max_batch }
     }
 
-    /// Has `job` done by `work`, alone or with others; `work` answers them in their order.
-    pub async fn submit<Fut>(&self, job: J, work: impl Fn(Vec<J>) -> Fut) -> store::Result<A>
+    /// Commits `job`, in a batch with others where possible, and returns its answer. `commit` answers the jobs of a
+    /// batch in their order.
+    pub async fn submit<Fut>(&self, job: J, commit: impl Fn(Vec<J>) -> Fut) -> store::Result<A>
     where
         Fut: Future<Output = Vec<store::Result<A>>>,
     {
-        let (tell, mut told) = oneshot::channel();
-        // Of those who wait while a lane is free one looks at the clock.
-        let mut looks = {
+        let (sender, mut answer) = oneshot::channel();
+        // While a lane gathers a batch, one of the waiting callers watches the clock.
+        let mut is_timekeeper = {
             let mut queue = self.queue();
-            queue.waiting.push_back((job, tell));
+            queue.waiting.push_back((job, sender));
             queue.waiting.len() == 1
         };
         loop {
-            if let Some((lane, jobs)) = self.take() {
-                let (jobs, tell): (Vec<J>, Vec<_>) = jobs.into_iter().unzip();
-                let mut away = None;
-                // On the heap: all those who wait would carry its state with them, tens of kilobytes each.
-                for (answer, tell) in unconditionally(Box::pin(work(jobs))).await.into_iter().zip(tell) {
-                    away = away.or(answer.as_ref().err().filter(|e| e.is_unavailable()).cloned());
-                    let _ = tell.send(answer);
+            if let Some((lane, batch)) = self.take_batch() {
+                let (jobs, senders): (Vec<J>, Vec<_>) = batch.into_iter().unzip();
+                let mut outage = None;
+                // Boxed: otherwise every waiting caller would carry the state of `commit`, tens of kilobytes each.
+                for (answer, sender) in unconditionally(Box::pin(commit(jobs))).await.into_iter().zip(senders) {
+                    outage = outage.or(answer.as_ref().err().filter(|e| e.is_unavailable()).cloned());
+                    let _ = sender.send(answer);
                 }
-                // Where there was no database for these there is none for the next ones, and each would find that out by
-                // waiting for a connection, one after the other.
-                if let Some(away) = away {
-                    for (_, tell) in self.queue().waiting.drain(..) {
-                        let _ = tell.send(Err(away.clone()));
+                // Without a database, the waiting jobs fail as well. Otherwise each batch in turn would wait for a
+                // connection to find that out.
+                if let Some(outage) = outage {
+                    for (_, sender) in self.queue().waiting.drain(..) {
+                        let _ = sender.send(Err(outage.clone()));
                     }
                 }
                 drop(lane);
             }
-            let watch = looks && self.queue().is_gathering(self.lanes);
+            let watch = is_timekeeper && self.queue().is_gathering(self.lanes);
             tokio::select! {
                 biased;
-                // Whoever was to do it may have broken down.
-                answer = &mut told => return answer.unwrap_or_else(|_| Err(store::Error::broken_off())),
-                () = self.lane_freed.notified() => looks = true,
-                () = tokio::time::sleep(LONG), if watch => {}
+                // The sender is gone if the caller that ran the batch panicked.
+                answer = &mut answer => return answer.unwrap_or_else(|_| Err(store::Error::broken_off())),
+                () = self.lane_freed.notified() => is_timekeeper = true,
+                () = tokio::time::sleep(SLOW), if watch => {}
             }
         }
     }
 
-    /// A lane and what to do in it: the first job, and with it whatever goes with those before it. The others keep their
-    /// order.
-    fn take(&self) -> Option<(Lane<'_, J, A>, Waiting<J, A>)> {
+    /// Takes a free lane and a batch: the first waiting job, and every job that may join the jobs before it. The others
+    /// keep their order.
+    fn take_batch(&self) -> Option<(Lane<'_, J, A>, Waiting<J, A>)> {
         let mut queue = self.queue();
-        if !queue.may_begin(self.lanes) {
+        if !queue.may_start(self.lanes) {
             return None;
         }
         queue.recent_load =
-            (queue.waiting.len() + queue.in_work).max(queue.recent_load - queue.recent_load.div_ceil(16));
-        let most = queue.recent_load.div_ceil(self.lanes).min(self.most);
+            (queue.waiting.len() + queue.in_flight).max(queue.recent_load - queue.recent_load.div_ceil(16));
+        let size = queue.recent_load.div_ceil(self.lanes).min(self.max_batch);
         let mut jobs: Vec<J> = Vec::new();
-        let (mut tell, mut left) = (Vec::new(), VecDeque::new());
-        while jobs.len() < most
+        let (mut senders, mut left) = (Vec::new(), VecDeque::new());
+        while jobs.len() < size
             && let Some((job, sender)) = queue.waiting.pop_front()
         {
             if job.joins(&jobs) {
                 jobs.push(job);
-                tell.push(sender);
+                senders.push(sender);
             } else {
                 left.push_back((job, sender));
             }
         }
         left.append(&mut queue.waiting);
         queue.waiting = left;
-        let since = Instant::now();
-        queue.busy.push_back(since);
-        queue.in_work += jobs.len();
+        let started = Instant::now();
+        queue.busy.push_back(started);
+        queue.in_flight += jobs.len();
         if queue.is_gathering(self.lanes) {
             self.lane_freed.notify_one();
         }
-        Some((Lane { of: self, since, jobs: jobs.len() }, jobs.into_iter().zip(tell).collect()))
+        Some((Lane { group: self, started, jobs: jobs.len() }, jobs.into_iter().zip(senders).collect()))
     }
 }
 
@@ -173,17 +177,17 @@ impl<J, A> GroupCommit<J, A> {
     }
 }
 
-/// Does all of them in one go. If that fails for another reason than that there is no database, each is done for itself:
-/// one that cannot be done must not keep the others. One that needs what somebody else holds is not waited for. It fails
-/// as busy, and may go on by itself.
+/// Commits a batch of jobs in one transaction. If that fails although the database is available, commits each job by
+/// itself, so that one bad job does not fail the others. A job that meets a lock of another transaction then fails as
+/// busy almost at once; its caller may retry it outside the lanes.
 pub async fn isolate_failures<'a, J, A, Fut>(
     jobs: &'a [J],
-    work: impl Fn(&'a [J], Patience) -> Fut,
+    commit: impl Fn(&'a [J], Patience) -> Fut,
 ) -> Vec<store::Result<A>>
 where
     Fut: Future<Output = store::Result<Vec<A>>>,
 {
-    let error = match work(jobs, Patience::Brief).await {
+    let error = match commit(jobs, Patience::Brief).await {
         Ok(answers) => return answers.into_iter().map(Ok).collect(),
         Err(error) => error,
     };
@@ -191,11 +195,11 @@ where
         return jobs.iter().map(|_| Err(error.clone())).collect();
     }
     if !error.is_busy() {
-        tracing::warn!(%error, jobs = jobs.len(), "changes could not be made together");
+        tracing::warn!(%error, jobs = jobs.len(), "group commit failed; committing each job by itself");
     }
     let mut answers: Vec<store::Result<A>> = Vec::with_capacity(jobs.len());
     for job in jobs {
-        // Where there is no database for one there is none for the others.
+        // Once the database is unavailable, the remaining jobs fail without trying it.
         if let Some(Err(error)) = answers.last()
             && error.is_unavailable()
         {
@@ -203,7 +207,7 @@ where
             answers.push(Err(error));
             continue;
         }
-        let answer = work(std::slice::from_ref(job), Patience::Least).await;
+        let answer = commit(std::slice::from_ref(job), Patience::Least).await;
         answers.push(answer.and_then(|mut one| one.pop().ok_or_else(store::Error::broken_off)));
     }
     answers
@@ -218,13 +222,13 @@ mod tests {
 
     use super::*;
 
-    /// A number that goes with others of the same parity, but not with itself.
+    /// A number that joins others of the same parity, but not itself.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     struct Number(u32);
 
     impl Job for Number {
-        fn joins(&self, others: &[Number]) -> bool {
-            others.iter().all(|other| other.0 % 2 == self.0 % 2 && other != self)
+        fn joins(&self, earlier: &[Number]) -> bool {
+            earlier.iter().all(|other| other.0 % 2 == self.0 % 2 && other != self)
         }
     }
 
@@ -238,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn everybody_gets_the_own_answer() {
+    async fn every_caller_gets_its_own_answer() {
         let group = GroupCommit::new(1, 10);
         let batches = AtomicUsize::new(0);
         let all = (0..100).map(|n| {
@@ -254,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_alone_waits_for_nobody() {
+    async fn a_single_job_commits_at_once() {
         let group = GroupCommit::new(2, 10);
         for n in 0..3 {
             let answer = group.submit(Number(n), |jobs: Vec<Number>| {
@@ -266,14 +270,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_same_again_goes_into_the_next_batch() {
+    async fn a_job_that_cannot_join_is_committed_in_the_next_batch() {
         let group = GroupCommit::new(1, 10);
         let all = [4, 4, 6, 4].map(|n| group.submit(Number(n), double));
         assert_eq!(numbers(join_all(all).await), [8, 8, 12, 8]);
     }
 
     #[tokio::test]
-    async fn where_there_is_no_database_nobody_waits_for_it_in_turn() {
+    async fn an_outage_fails_all_waiting_jobs_at_once() {
         let (group, tried) = (GroupCommit::new(1, 10), AtomicUsize::new(0));
         let all = [4; 20].map(|n| {
             group.submit(Number(n), async |jobs: Vec<Number>| {
@@ -287,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lane_that_does_not_end_keeps_nobody_from_the_other() {
+    async fn a_stuck_lane_does_not_hold_up_the_other() {
         let group = Arc::new(GroupCommit::new(2, 200));
         let recent_load = (0..64).map(|n| group.submit(Number(n * 2), double));
         assert_eq!(join_all(recent_load).await.len(), 64);
@@ -305,26 +309,26 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn if_one_breaks_down_the_others_go_on() {
+    async fn a_panic_does_not_stop_the_other_jobs() {
         let group = Arc::new(GroupCommit::new(1, 1));
         let all = (0..20).map(|n| {
             let group = Arc::clone(&group);
             tokio::spawn(async move {
                 let work = |jobs: Vec<Number>| {
-                    assert!(jobs[0].0 != 7, "it was to be so");
+                    assert!(jobs[0].0 != 7, "this job panics on purpose");
                     double(jobs)
                 };
                 group.submit(Number(n), work).await
             })
         });
-        let mut broken = 0;
+        let mut failed = 0;
         for (n, answer) in (0..).zip(join_all(all).await) {
             match answer {
                 Ok(Ok(answer)) => assert_eq!(answer, n * 2),
-                // Whose work it was, or who did it.
-                Ok(Err(_)) | Err(_) => broken += 1,
+                // The caller of the job, and the caller that ran its batch.
+                Ok(Err(_)) | Err(_) => failed += 1,
             }
         }
-        assert!((1..=2).contains(&broken), "{broken}");
+        assert!((1..=2).contains(&failed), "{failed}");
     }
 }

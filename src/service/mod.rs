@@ -1,4 +1,4 @@
-//! One function per verb of the API: open a transaction, lock, let the domain decide, apply, commit.
+//! The operations of the API, one function each: begin a transaction, lock, let the domain decide, apply, commit.
 
 mod batches;
 mod deliveries;
@@ -20,7 +20,7 @@ use group_commit::GroupCommit;
 
 pub use tasks::Created;
 
-/// What the handlers call.
+/// The operations that handlers call, on behalf of one actor.
 #[derive(Clone, Debug)]
 pub struct Service {
     store: Store,
@@ -30,13 +30,13 @@ pub struct Service {
     lanes: Arc<Lanes>,
 }
 
-/// Where requests wait to be done together. Two lanes keep two cores busy; more of them add little but latency. Heartbeats
-/// are quick, and two lanes of them would only wait for each other at the counters of their batch.
+/// The group commit queues. Two lanes keep two cores busy; more lanes mainly add latency. Heartbeats are quick and have
+/// one lane: two would only wait for each other at the counters of their batch.
 #[derive(Debug)]
 struct Lanes {
     changes: GroupCommit<reports::Change, Option<reports::Done>>,
     heartbeats: GroupCommit<Heartbeat, bool>,
-    /// Of tasks that occupy slots.
+    /// Heartbeats of tasks that occupy slots.
     slot_heartbeats: GroupCommit<Heartbeat, bool>,
     creations: GroupCommit<tasks::Creation, store::tasks::create::StoredBatch>,
 }
@@ -54,13 +54,13 @@ impl Default for Lanes {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("there is no {what} with the id {id}")]
+    #[error("{what} {id} does not exist")]
     NotFound { what: &'static str, id: String },
     #[error("{detail}")]
     Conflict { detail: String, status: Option<Status>, run: Option<i32> },
-    #[error("Idempotency-Key: was used before with another body")]
+    #[error("Idempotency-Key: already used with a different body")]
     KeyReused,
-    #[error("the request is not valid")]
+    #[error("invalid request")]
     Invalid(Vec<String>),
     #[error(transparent)]
     Store(#[from] store::Error),
@@ -74,9 +74,9 @@ impl Service {
         Service { store, metadata_bytes, stuck_after, actor: Actor::Api, lanes: Arc::default() }
     }
 
-    /// The same on behalf of somebody, whom the audit trail then names.
+    /// Returns the service acting on behalf of `actor`, whom the audit trail names.
     #[must_use]
-    pub fn by(&self, actor: Actor) -> Service {
+    pub fn on_behalf_of(&self, actor: Actor) -> Service {
         Service { actor, ..self.clone() }
     }
 
@@ -101,13 +101,13 @@ fn no_batch(id: Uuid) -> Error {
     Error::NotFound { what: "batch", id: id.to_string() }
 }
 
-/// A report or change that the task, in this status and at this run, does not allow.
+/// The error for a report or change that the status and run of the task do not allow.
 fn conflict(status: Status, current: i32, run: Option<i32>) -> Error {
     let detail = match run {
         Some(run) if run != current => {
-            format!("run {run} is not the current one: the task is {status:?} and at run {current}")
+            format!("run {run} is not the current run: the task is {status:?} at run {current}")
         }
-        _ => format!("not possible while the task is {status:?}"),
+        _ => format!("not allowed while the task is {status:?}"),
     };
     Error::Conflict { detail, status: Some(status), run: Some(current) }
 }

@@ -1,5 +1,5 @@
-//! What workers say about their tasks: reports, changes, heartbeats. Under load those of many requests go into one
-//! transaction (`together`); each is decided and answered for itself.
+//! Reports, changes and heartbeats of tasks. Under load, one group commit holds those of many requests; each request is
+//! decided and answered by itself.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,11 +18,11 @@ use crate::store::tasks::lock::{self, LockedTasks};
 use crate::store::tasks::{details, transitions};
 use crate::store::{self, Actor, Patience, Session, Tx};
 
-/// How often a change is left to a lane. Whoever has its task locked has done so for a moment, mostly to write that it was
-/// started; a transaction and a connection of its own is for what is locked for longer.
+/// How often a change is tried in a lane. A locked task is usually locked for a moment, mostly to record that it was
+/// started. A change of a task that is locked for longer gets its own transaction and connection.
 const GROUP_TRIES: usize = 3;
 
-/// A `PATCH` and on whose behalf it is.
+/// A `PATCH` of a task, and the actor behind it.
 #[derive(Clone, Debug)]
 pub struct Change {
     id: Uuid,
@@ -31,57 +31,60 @@ pub struct Change {
 }
 
 impl Job for Change {
-    /// The audit trail names one actor per transaction. Merged metadata can turn out too large, which takes back the
-    /// whole transaction, so it goes alone. Two about one task go one after the other.
-    fn joins(&self, others: &[Change]) -> bool {
+    /// Changes of one actor join, as the audit trail names one actor per transaction. A change of metadata does not:
+    /// the merged metadata can turn out too large, which rolls back the transaction. Two changes of one task run one
+    /// after the other.
+    fn joins(&self, earlier: &[Change]) -> bool {
         let fits = |other: &Change| other.id != self.id && other.actor == self.actor && other.patch.metadata.is_none();
-        others.is_empty() || self.patch.metadata.is_none() && others.iter().all(fits)
+        earlier.is_empty() || self.patch.metadata.is_none() && earlier.iter().all(fits)
     }
 }
 
 impl Job for Heartbeat {
-    /// Several about one run are added up.
-    fn joins(&self, others: &[Heartbeat]) -> bool {
-        others.iter().all(|other| other.id != self.id || other.run == self.run)
+    /// Heartbeats of one task join if they are about the same run: they are added up.
+    fn joins(&self, earlier: &[Heartbeat]) -> bool {
+        earlier.iter().all(|other| other.id != self.id || other.run == self.run)
     }
 }
 
-/// How a change of one task went inside its transaction.
+/// The result of a change of one task in its transaction.
 #[derive(Debug)]
 pub enum Done {
-    /// As it now is.
+    /// The task after the change.
     Task(Box<TaskDetails>),
-    /// It is changed, and too large to be read with the others.
+    /// The task is changed, but too large to be read with the others.
     Changed,
     Refused(Box<Task>),
+    /// The merged metadata has this many bytes.
     TooLarge(usize),
     Missing,
 }
 
-/// What is to be answered when all is written.
+/// What to answer for a change once everything is written.
 enum Outcome {
+    /// The task after the change.
     Task,
     Other(Done),
 }
 
 impl Service {
-    /// What a worker reports, or somebody changes.
+    /// Records the report of a worker, or changes a task.
     pub async fn patch(&self, id: Uuid, patch: Patch) -> Result<TaskDetails> {
         let run = patch.run;
         let job = Change { id, patch, actor: self.actor.clone() };
         for _ in 0..GROUP_TRIES {
-            match self.lanes.changes.submit(job.clone(), |jobs| self.change(jobs)).await {
-                Ok(Some(done)) => return self.done(id, done, run).await,
+            match self.lanes.changes.submit(job.clone(), |jobs| self.change_batch(jobs)).await {
+                Ok(Some(done)) => return self.answer_change(id, done, run).await,
                 Ok(None) => {}
                 Err(error) if error.is_busy() => break,
                 Err(error) => return Err(error.into()),
             }
         }
         let done = Box::pin(self.store.waiting(|session| self.change_alone(session, &job))).await?;
-        self.done(id, done, run).await
+        self.answer_change(id, done, run).await
     }
 
-    /// A heartbeat, durable when this returns.
+    /// Records a heartbeat, which is durable when this returns.
     pub async fn progress(&self, id: Uuid, run: Option<i32>, counters: HeartbeatRequest) -> Result<()> {
         let HeartbeatRequest { success, failures } = counters;
         let heartbeat = Heartbeat { id, run, success, failures, expected_count: None, priority: None };
@@ -100,8 +103,8 @@ impl Service {
         Err(conflict(status, current, run))
     }
 
-    /// Waits for whoever holds the task, or the slots that it occupies. If that takes too long, at least that its worker
-    /// lives is noted: it must not time out while it tries.
+    /// Records a heartbeat after waiting for the locks on the task and its slots. If that takes too long, records at
+    /// least that the worker is alive: its task must not time out meanwhile.
     async fn heartbeat_waiting(&self, heartbeat: &Heartbeat) -> store::Result<bool> {
         let error = match Box::pin(self.store.waiting(|session| self.heartbeat_alone(session, heartbeat))).await {
             Err(error) if error.is_busy() => error,
@@ -116,8 +119,8 @@ impl Service {
         Err(error)
     }
 
-    /// The answer, with the task read again where it was too large to be read with others.
-    async fn done(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<TaskDetails> {
+    /// The answer to a change. Reads the task if it was too large to be read with the others.
+    async fn answer_change(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<TaskDetails> {
         match done {
             Done::Changed => details::task(&self.store, id).await?.ok_or_else(|| no_task(id)),
             done => self.answer(id, done, run),
@@ -130,49 +133,50 @@ impl Service {
             Done::Refused(task) => Err(conflict(task.status, task.run, run)),
             Done::Missing | Done::Changed => Err(no_task(id)),
             Done::TooLarge(size) => {
-                let most = self.metadata_bytes;
-                let problem = format!("metadata: must have at most {most} bytes when merged, not {size}");
+                let limit = self.metadata_bytes;
+                let problem = format!("metadata: must have at most {limit} bytes when merged, not {size}");
                 Err(Error::Invalid(vec![problem]))
             }
         }
     }
 
-    /// False: it was not written. Its task occupies slots, is in other hands, has ended, is at another run, or is not there.
+    /// Records heartbeats of tasks without slots. The answer is false if nothing was written: the task occupies slots,
+    /// is locked, has ended, is at another run, or does not exist.
     async fn record_heartbeats(&self, heartbeats: Vec<Heartbeat>) -> Vec<store::Result<bool>> {
         isolate_failures(&heartbeats, |heartbeats, patience| {
             self.store.retrying(patience, move |session| async move {
                 match patience {
-                    Patience::Brief => self.heartbeats_without_slots(session, heartbeats).await,
-                    // Counters that somebody else holds are settled later, which that statement cannot do.
-                    Patience::Least | Patience::Long => self.heartbeats_of_unlocked(session, heartbeats).await,
+                    Patience::Brief => self.record_without_slots(session, heartbeats).await,
+                    // Unlike the single statement, this one can defer changes of counters that are locked.
+                    Patience::Least | Patience::Long => self.record_unlocked(session, heartbeats).await,
                 }
             })
         })
         .await
     }
 
-    async fn heartbeats_without_slots(&self, session: Session, heartbeats: &[Heartbeat]) -> store::Result<Vec<bool>> {
+    async fn record_without_slots(&self, session: Session, heartbeats: &[Heartbeat]) -> store::Result<Vec<bool>> {
         let mut tx = self.begin(&session).await?;
         let written: HashSet<Uuid> =
-            heartbeat::add_without_slots(&mut tx, &added_up(heartbeats)).await?.into_iter().collect();
+            heartbeat::add_without_slots(&mut tx, &sum_by_task(heartbeats)).await?.into_iter().collect();
         tx.commit().await?;
         Ok(heartbeats.iter().map(|heartbeat| written.contains(&heartbeat.id)).collect())
     }
 
-    /// The same where slots may have to know what is left to do.
+    /// Records heartbeats of tasks that may occupy slots, whose capacity depends on what is left to do.
     async fn record_slot_heartbeats(&self, heartbeats: Vec<Heartbeat>) -> Vec<store::Result<bool>> {
         isolate_failures(&heartbeats, |heartbeats, patience| {
-            self.store.retrying(patience, move |session| self.heartbeats_of_unlocked(session, heartbeats))
+            self.store.retrying(patience, move |session| self.record_unlocked(session, heartbeats))
         })
         .await
     }
 
-    async fn heartbeats_of_unlocked(&self, session: Session, heartbeats: &[Heartbeat]) -> store::Result<Vec<bool>> {
+    async fn record_unlocked(&self, session: Session, heartbeats: &[Heartbeat]) -> store::Result<Vec<bool>> {
         let mut tx = self.begin(&session).await?;
         let unlocked =
             lock::unlocked(&mut tx, &heartbeats.iter().map(|heartbeat| heartbeat.id).collect::<Vec<_>>()).await?;
         let sums: Vec<Heartbeat> =
-            added_up(heartbeats).into_iter().filter(|heartbeat| unlocked.contains(&heartbeat.id)).collect();
+            sum_by_task(heartbeats).into_iter().filter(|heartbeat| unlocked.contains(&heartbeat.id)).collect();
         let written: HashSet<Uuid> = heartbeat::record(&mut tx, &sums).await?.into_iter().collect();
         tx.commit().await?;
         Ok(heartbeats.iter().map(|heartbeat| written.contains(&heartbeat.id)).collect())
@@ -185,8 +189,9 @@ impl Service {
         Ok(!written.is_empty())
     }
 
-    /// `None`: the task is in other hands, or not there. A lane waits for nobody, or one lock would hold up all.
-    async fn change(&self, jobs: Vec<Change>) -> Vec<store::Result<Option<Done>>> {
+    /// Changes the tasks that are not locked. The answer is `None` if the task is locked or does not exist: a lane does
+    /// not wait for a lock, which would hold up every request in it.
+    async fn change_batch(&self, jobs: Vec<Change>) -> Vec<store::Result<Option<Done>>> {
         isolate_failures(&jobs, |jobs, patience| {
             self.store.retrying(patience, move |session| self.change_unlocked(session, jobs))
         })
@@ -199,8 +204,8 @@ impl Service {
         let (locked, views) =
             details::lock_unlocked(&mut tx, &jobs.iter().map(|job| job.id).collect::<Vec<_>>()).await?;
         let unlocked: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
-        let of_unlocked: Vec<&Change> = jobs.iter().filter(|job| unlocked.contains(&job.id)).collect();
-        let mut done = self.change_in(tx, locked, views, &of_unlocked).await?.into_iter();
+        let changes: Vec<&Change> = jobs.iter().filter(|job| unlocked.contains(&job.id)).collect();
+        let mut done = self.change_in(tx, locked, views, &changes).await?.into_iter();
         Ok(jobs.iter().map(|job| if unlocked.contains(&job.id) { done.next() } else { None }).collect())
     }
 
@@ -210,7 +215,8 @@ impl Service {
         Ok(self.change_in(tx, locked, HashMap::new(), &[job]).await?.pop().unwrap_or(Done::Missing))
     }
 
-    /// `views` is how those that were locked are shown, or nothing.
+    /// Decides and applies changes of locked tasks, and commits. `views` holds the details of the locked tasks, or
+    /// nothing.
     async fn change_in(
         &self,
         mut tx: Tx,
@@ -228,8 +234,7 @@ impl Service {
         let proven: HashSet<Uuid> = jobs.iter().filter(|job| job.patch.proven).map(|job| job.id).collect();
         let decide = |task: &Task, moment| match reports.get(&task.id) {
             Some(report) if proven.contains(&task.id) && report.run == Some(task.run) => {
-                // Claims are not waited for until they are durable: one may be lost in a crash of the database after its
-                // worker was called.
+                // Claims commit asynchronously: a crash of the database may lose one after its worker was called.
                 let claimed = Task { claimed_run: report.run, ..task.clone() };
                 decide(&claimed, &Event::Reported(report.clone()), moment)
             }
@@ -249,18 +254,18 @@ impl Service {
             outcomes.push(match (reports.get(id), decide(task, locked.moment)) {
                 (Some(_), Ok(Some(transition))) => {
                     decided.push(transition);
-                    heartbeats.extend(says_more(patch).then(|| heartbeat_of(*id, patch)));
+                    heartbeats.extend(has_other_changes(patch).then(|| heartbeat_from(*id, patch)));
                     Outcome::Task
                 }
                 (Some(_), Ok(None)) => Outcome::Task,
                 (Some(report), Err(_)) => {
-                    let about = report.run.unwrap_or(task.run - 1);
-                    let recorded = attempts::recorded(&mut tx, *id, about).await?;
+                    let run = report.run.unwrap_or(task.run - 1);
+                    let recorded = attempts::recorded(&mut tx, *id, run).await?;
                     if lifecycle::repeats(task, report, recorded) { Outcome::Task } else { refused() }
                 }
                 (None, _) if task.status.is_terminal() || patch.run.is_some_and(|run| run != task.run) => refused(),
                 (None, _) => {
-                    heartbeats.push(heartbeat_of(*id, patch));
+                    heartbeats.push(heartbeat_from(*id, patch));
                     Outcome::Task
                 }
             });
@@ -268,7 +273,7 @@ impl Service {
         if !heartbeats.is_empty() {
             heartbeat::record(&mut tx, &heartbeats).await?;
         }
-        // Alone, if there is any.
+        // A change with metadata is always alone in its transaction.
         if let (Some(metadata), [Outcome::Task]) = (&first.patch.metadata, outcomes.as_slice())
             && (!decided.is_empty() || !heartbeats.is_empty())
         {
@@ -280,9 +285,9 @@ impl Service {
             }
         }
         transitions::apply(&mut tx, &decided, locked.moment).await?;
-        // Mostly nothing but what was decided has changed. Looking for dead ends may have let go of the tasks in between.
-        let looked_up = |task: &Task| task.flags.has(Flags::DEAD_END) || task.flags.has(Flags::TELLS_PARENTS);
-        if views.is_empty() || !heartbeats.is_empty() || locked.tasks.iter().any(looked_up) {
+        // Usually only the decided tasks have changed. The search for dead ends may have released the locks meanwhile.
+        let searches_dead_ends = |task: &Task| task.flags.has(Flags::DEAD_END) || task.flags.has(Flags::TELLS_PARENTS);
+        if views.is_empty() || !heartbeats.is_empty() || locked.tasks.iter().any(searches_dead_ends) {
             views = details::small_tasks_in(&mut tx, &ids).await?;
         } else {
             for task in decided.iter().map(Transition::task) {
@@ -298,7 +303,7 @@ impl Service {
     }
 }
 
-/// What is in other hands is not written yet.
+/// Takes a heartbeat that met a lock for one that is not written yet.
 fn written(result: store::Result<bool>) -> store::Result<bool> {
     match result {
         Err(error) if error.is_busy() => Ok(false),
@@ -306,8 +311,8 @@ fn written(result: store::Result<bool>) -> store::Result<bool> {
     }
 }
 
-/// One heartbeat for each task. Those about one task are about one run: see [`Job::joins`].
-fn added_up(heartbeats: &[Heartbeat]) -> Vec<Heartbeat> {
+/// Adds up the heartbeats of each task. They are about the same run: see [`Job::joins`].
+fn sum_by_task(heartbeats: &[Heartbeat]) -> Vec<Heartbeat> {
     let mut sums: HashMap<Uuid, Heartbeat> = HashMap::with_capacity(heartbeats.len());
     for heartbeat in heartbeats {
         let sum =
@@ -318,8 +323,8 @@ fn added_up(heartbeats: &[Heartbeat]) -> Vec<Heartbeat> {
     sums.into_values().collect()
 }
 
-/// What a patch adds to counters, and that its worker is alive.
-fn heartbeat_of(id: Uuid, patch: &Patch) -> Heartbeat {
+/// The heartbeat that a patch contains: what it adds to counters, and that its worker is alive.
+fn heartbeat_from(id: Uuid, patch: &Patch) -> Heartbeat {
     Heartbeat {
         id,
         run: None,
@@ -330,7 +335,7 @@ fn heartbeat_of(id: Uuid, patch: &Patch) -> Heartbeat {
     }
 }
 
-/// Than a result, after which nobody needs a heartbeat any more.
-fn says_more(patch: &Patch) -> bool {
+/// Whether a patch changes more than the result. After a result alone, the task needs no heartbeat.
+fn has_other_changes(patch: &Patch) -> bool {
     patch.progress != HeartbeatRequest::default() || patch.expected_count.is_some() || patch.priority.is_some()
 }

@@ -1,4 +1,4 @@
-//! Everything about retries that somebody asks for: by hand, default policies, history, statistics.
+//! Operations on retries: manual retries, default policies, history, statistics.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
@@ -17,7 +17,7 @@ use crate::store::page::Page;
 use crate::store::tasks::details;
 use crate::store::{self, Actor, Session, batches, policies};
 
-/// How a retry by hand went inside its transaction.
+/// The result of the transaction of a manual retry.
 enum RetryResult {
     Task(Box<RetriedTask>),
     Batch(RetriedBatch),
@@ -26,7 +26,7 @@ enum RetryResult {
 }
 
 impl Service {
-    /// Executes a task again, now, whatever its retries say; a scheduled retry is dropped.
+    /// Executes a task again at once, whatever its retry policy says. A scheduled retry is dropped.
     pub async fn retry_task(&self, id: Uuid, request: &RetryRequest) -> Result<RetriedTask> {
         match self.store.alone(|session| self.retry_task_once(session, id, request)).await? {
             RetryResult::Task(retried) => Ok(*retried),
@@ -35,7 +35,7 @@ impl Service {
         }
     }
 
-    /// The same for every task of the batch that failed by itself.
+    /// Retries every task of the batch that failed by itself.
     pub async fn retry_batch(&self, id: Uuid, request: &RetryRequest) -> Result<RetriedBatch> {
         if !batches::batch_exists(&self.store, id).await? {
             return Err(no_batch(id));
@@ -48,7 +48,7 @@ impl Service {
     }
 
     async fn retry_task_once(&self, session: Session, id: Uuid, request: &RetryRequest) -> store::Result<RetryResult> {
-        let mut tx = self.wanted_by(request).begin(&session).await?;
+        let mut tx = self.for_requester(request).begin(&session).await?;
         let decided = match revive::decide(&mut tx, &Targets::Named(id), request.cascade, self.stuck_after).await? {
             Ok(decided) => decided,
             Err(why) => {
@@ -58,7 +58,7 @@ impl Service {
         };
         decided.apply(&mut tx).await?;
         let task = details::task_in(&mut tx, id).await?;
-        // A dry run has done it all, to answer exactly what would happen, and takes it back.
+        // A dry run makes every change, to answer exactly what would happen, and rolls it back.
         if request.dry_run {
             tx.rollback().await?;
         } else {
@@ -70,7 +70,7 @@ impl Service {
     }
 
     async fn retry_batch_once(&self, session: Session, id: Uuid, request: &RetryRequest) -> store::Result<RetryResult> {
-        let mut tx = self.wanted_by(request).begin(&session).await?;
+        let mut tx = self.for_requester(request).begin(&session).await?;
         let failed = Targets::Failed(revive::failed_of_batch(&mut tx, id).await?);
         let decided = match revive::decide(&mut tx, &failed, request.cascade, self.stuck_after).await? {
             Ok(decided) => decided,
@@ -89,9 +89,9 @@ impl Service {
         Ok(RetryResult::Batch(RetriedBatch { batch_id: id, retried, revived, dry_run: request.dry_run }))
     }
 
-    /// Whoever the request names, rather than whoever sent it.
-    fn wanted_by(&self, request: &RetryRequest) -> Service {
-        request.requested_by.clone().map_or_else(|| self.clone(), |name| self.by(Actor::Person(name)))
+    /// The service on behalf of the person that the request names, or else of the caller.
+    fn for_requester(&self, request: &RetryRequest) -> Service {
+        request.requested_by.clone().map_or_else(|| self.clone(), |name| self.on_behalf_of(Actor::Person(name)))
     }
 
     async fn refusal(&self, id: Uuid, why: NoRevival) -> Result<Error> {
@@ -102,11 +102,13 @@ impl Service {
         let Some((status, run)) = details::status_and_run(&self.store, task).await? else { return Ok(no_task(id)) };
         let detail = match blocked_by {
             Some(parent) => {
-                format!("task {task} needs the success of task {parent}, which ended badly: retry that one")
+                format!("task {task} needs the success of task {parent}, which ended badly: retry task {parent}")
             }
-            None if status.is_executing() => format!("task {task} is {status:?} and not stuck: it is being executed"),
-            None if status == Status::Paused => format!("task {task} is Paused: resume it, and it goes on"),
-            None => format!("task {task} is {status:?}: there is nothing to retry"),
+            None if status.is_executing() => {
+                format!("task {task} is {status:?} and not stuck: it had a heartbeat within STUCK_AFTER_SECS")
+            }
+            None if status == Status::Paused => format!("task {task} is Paused: resume it instead"),
+            None => format!("task {task} is {status:?}: it has nothing to retry"),
         };
         Ok(Error::Conflict { detail, status: Some(status), run: Some(run) })
     }
@@ -141,7 +143,7 @@ fn ids(transitions: &[Transition]) -> Vec<Uuid> {
     transitions.iter().map(|transition| transition.task().id).collect()
 }
 
-/// Without a sign of life for so long, a task that is being executed may be given up by hand.
+/// The time without a heartbeat after which an executing task may be retried manually.
 pub(super) fn stuck_after(secs: u64) -> TimeDelta {
     TimeDelta::try_seconds(i64::try_from(secs).unwrap_or(i64::MAX)).unwrap_or(TimeDelta::MAX)
 }

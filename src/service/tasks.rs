@@ -1,4 +1,4 @@
-//! The verbs of `/task`.
+//! Operations of `/task`, except reports.
 
 use std::sync::Arc;
 
@@ -21,73 +21,75 @@ use crate::store::tasks::list::{self, TaskFilter};
 use crate::store::tasks::{details, lock, transitions};
 use crate::store::{self, Actor, Session, Tx, policies};
 
-/// New tasks of several requests that are stored by one transaction at most, and about how many bytes.
+/// Maximum number of new tasks in a group commit of several requests.
 const TASKS_PER_COMMIT: usize = 1000;
+/// Approximate maximum size of the new tasks in a group commit of several requests.
 const BYTES_PER_COMMIT: usize = 4 * 1024 * 1024;
 
-/// A new batch; without tasks nothing was stored.
+/// A new batch. One without tasks is not stored.
 #[derive(Debug)]
 pub struct Created {
     pub batch_id: Uuid,
     pub tasks: Vec<TaskSummary>,
 }
 
-/// A batch to be created, and on whose behalf.
+/// A batch to create, and the actor that creates it.
 #[derive(Debug)]
 pub struct Creation {
     batch: Arc<NewBatch>,
-    around: CreationContext,
+    context: CreationContext,
     actor: Actor,
 }
 
 impl Creation {
     fn with_id(&self, id: Uuid) -> New<'_> {
-        New { id, batch: &self.batch, around: &self.around }
+        New { id, batch: &self.batch, around: &self.context }
     }
 }
 
 impl Job for Creation {
-    /// The audit trail names one actor per transaction. A large batch gains nothing in a group.
-    fn joins(&self, others: &[Creation]) -> bool {
+    /// Creations of one actor join, as the audit trail names one actor per transaction. Large batches do not: they gain
+    /// nothing from a group commit.
+    fn joins(&self, earlier: &[Creation]) -> bool {
         let tasks = |creation: &Creation| creation.batch.tasks.len();
         let bytes = |creation: &Creation| creation.batch.bytes;
-        others.is_empty()
-            || others.iter().all(|other| other.actor == self.actor)
-                && others.iter().map(tasks).sum::<usize>() + tasks(self) <= TASKS_PER_COMMIT
-                && others.iter().map(bytes).sum::<usize>() + bytes(self) <= BYTES_PER_COMMIT
+        earlier.is_empty()
+            || earlier.iter().all(|other| other.actor == self.actor)
+                && earlier.iter().map(tasks).sum::<usize>() + tasks(self) <= TASKS_PER_COMMIT
+                && earlier.iter().map(bytes).sum::<usize>() + bytes(self) <= BYTES_PER_COMMIT
     }
 }
 
 impl Service {
-    /// With a `key`, the same request again gets the same answer and creates nothing.
+    /// Creates a batch of tasks. With a `key`, a repeated request gets the same answer and creates nothing.
     pub async fn create(&self, batch: NewBatch, key: Option<&IdempotencyKey>) -> Result<Created> {
         if batch.tasks.is_empty() && key.is_none() {
             return Ok(Created { batch_id: Uuid::now_v7(), tasks: Vec::new() });
         }
         let defaults = policies::by_kind(&self.store).await?;
-        self.register(batch.tasks.iter().flat_map(|task| &task.rules)).await?;
+        self.register_matchers(batch.tasks.iter().flat_map(|task| &task.rules)).await?;
         let keys: Vec<(i16, &str)> = batch.tasks.iter().map(|task| (task.priority, batch.fair_key_of(task))).collect();
         let turns = fairness::turns(&self.store, &keys).await?;
         let batch = Arc::new(batch);
-        let wanted = Creation {
+        let creation = Creation {
             batch: Arc::clone(&batch),
-            around: CreationContext { defaults, turns },
+            context: CreationContext { defaults, turns },
             actor: self.actor.clone(),
         };
-        let compares = batch.tasks.iter().any(|task| !task.dedupe_strategy.is_empty());
-        let created = if key.is_some() || compares {
-            let created = Box::pin(self.store.alone(|session| self.create_alone(session, &wanted, key))).await?;
+        let deduplicates = batch.tasks.iter().any(|task| !task.dedupe_strategy.is_empty());
+        let created = if key.is_some() || deduplicates {
+            let created = Box::pin(self.store.alone(|session| self.create_alone(session, &creation, key))).await?;
             created.ok_or(Error::KeyReused)?
         } else {
-            self.lanes.creations.submit(wanted, |jobs| self.create_group(jobs)).await?
+            self.lanes.creations.submit(creation, |jobs| self.create_group(jobs)).await?
         };
-        let view = |made: &create::StoredTask| {
-            let task = &batch.tasks[made.position];
+        let view = |stored: &create::StoredTask| {
+            let task = &batch.tasks[stored.position];
             TaskSummary {
-                id: made.id,
+                id: stored.id,
                 name: task.name.clone(),
                 kind: task.kind.clone(),
-                status: made.status,
+                status: stored.status,
                 batch_id: created.batch_id,
                 priority: task.priority,
                 attempt: 0,
@@ -98,7 +100,7 @@ impl Service {
                 expected_count: task.expected_count,
                 created_at: Timestamp(created.created_at),
                 started_at: None,
-                ended_at: made.status.is_terminal().then_some(Timestamp(created.created_at)),
+                ended_at: stored.status.is_terminal().then_some(Timestamp(created.created_at)),
                 dead_end_barrier: task.dead_end_barrier,
             }
         };
@@ -113,12 +115,12 @@ impl Service {
         .await
     }
 
-    /// Makes what these rules count by known. Claims wait while that is done, so it must not be much at once.
-    pub(super) async fn register<'a>(&self, rules: impl IntoIterator<Item = &'a Rule>) -> Result<()> {
+    /// Registers the matchers of these rules. Claims wait for it, so a request may bring a limited number of new ones.
+    pub(super) async fn register_matchers<'a>(&self, rules: impl IntoIterator<Item = &'a Rule>) -> Result<()> {
         let new = matchers::unknown(&self.store, rules);
         if new.len() > matchers::MOST_NEW {
-            let (most, count) = (matchers::MOST_NEW, new.len());
-            let problem = format!("rules: must have at most {most} matchers that are new to the service, not {count}");
+            let (limit, count) = (matchers::MOST_NEW, new.len());
+            let problem = format!("rules: must have at most {limit} matchers that are new to the service, not {count}");
             return Err(Error::Invalid(vec![problem]));
         }
         Ok(matchers::register(&self.store, &new).await?)
@@ -133,17 +135,17 @@ impl Service {
         Ok(created)
     }
 
-    /// What waits for others: for a request with the same key, or that looks for the same tasks. `None`: the key was
-    /// used with another body.
+    /// Creates a batch outside the lanes, because it may wait for another request: one with the same key, or one that
+    /// deduplicates the same tasks. Returns `None` if the key was used with another body.
     async fn create_alone(
         &self,
         session: Session,
-        wanted: &Creation,
+        creation: &Creation,
         key: Option<&IdempotencyKey>,
     ) -> store::Result<Option<create::StoredBatch>> {
         let mut tx = self.begin(&session).await?;
         let batch_id = Uuid::now_v7();
-        let tasks = &wanted.batch.tasks;
+        let tasks = &creation.batch.tasks;
         if let Some(key) = key {
             match idempotency::take(&mut tx, key, batch_id, tasks).await? {
                 Seen::Never => {}
@@ -157,7 +159,7 @@ impl Service {
                 }
             }
         }
-        let created = create::batches(&mut tx, &[wanted.with_id(batch_id)]).await?.pop();
+        let created = create::batches(&mut tx, &[creation.with_id(batch_id)]).await?.pop();
         if let (Some(key), Some(created)) = (key, &created) {
             idempotency::record(&mut tx, key, tasks, created).await?;
         }
@@ -165,7 +167,7 @@ impl Service {
         Ok(created)
     }
 
-    /// With a `run`: only while the task is at that one.
+    /// Returns a task. With a `run`, a task at another run is a conflict.
     pub async fn task(&self, id: Uuid, run: Option<i32>) -> Result<TaskDetails> {
         let task = details::task(&self.store, id).await?.ok_or_else(|| no_task(id))?;
         let (status, current) = (task.basic.status, task.basic.run);
@@ -177,18 +179,18 @@ impl Service {
     }
 
     pub async fn cancel(&self, id: Uuid) -> Result<TaskDetails> {
-        self.happened(id, &Event::Canceled).await
+        self.apply_event(id, &Event::Canceled).await
     }
 
     pub async fn pause(&self, id: Uuid) -> Result<TaskDetails> {
-        self.happened(id, &Event::Paused).await
+        self.apply_event(id, &Event::Paused).await
     }
 
     pub async fn resume(&self, id: Uuid) -> Result<TaskDetails> {
-        self.happened(id, &Event::Resumed).await
+        self.apply_event(id, &Event::Resumed).await
     }
 
-    async fn happened(&self, id: Uuid, event: &Event) -> Result<TaskDetails> {
+    async fn apply_event(&self, id: Uuid, event: &Event) -> Result<TaskDetails> {
         let done = self
             .store
             .alone(|session| async move {
