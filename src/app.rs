@@ -21,7 +21,7 @@ use crate::loops::deliver::{self, Deliver};
 use crate::loops::liveness::Liveness;
 use crate::loops::retention::Retention;
 use crate::loops::retry::Retry;
-use crate::loops::start::lease::Keeper;
+use crate::loops::start::lease::LeaseKeeper;
 use crate::loops::start::{self, Start};
 use crate::loops::supervisor::Supervisor;
 use crate::loops::timeout::Timeout;
@@ -204,7 +204,7 @@ async fn prepare(config: &Config, store: &Store) -> Result<(), String> {
 struct RunningService {
     /// Canceled once the start loop claims and calls nothing more.
     start_ended: CancellationToken,
-    keeper: Keeper,
+    keeper: LeaseKeeper,
     deliveries: TaskTracker,
 }
 
@@ -233,7 +233,7 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     let settings =
         start::StartSettings { interval: worker, lease: config.lease(), concurrency: webhook.webhook_concurrency };
     let (start, caller, answers) = Start::new(store.clone(), client.clone(), settings);
-    let (keeper, last_keeper) = (caller.keeper(), caller.keeper());
+    let (keeper, last_keeper) = (caller.lease_keeper(), caller.lease_keeper());
     let token = shutdown.clone();
     supervisor.spawn("lease", async move { keeper.run(token).await });
     let start_ended = CancellationToken::new();
@@ -253,10 +253,10 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
         retry_base: Duration::from_millis(webhook.webhook_retry_base_ms),
         retry_max: Duration::from_millis(webhook.webhook_retry_max_ms),
     };
-    let (deliver, marks) = Deliver::new(store.clone(), client.clone(), settings);
+    let (deliver, results) = Deliver::new(store.clone(), client.clone(), settings);
     let deliveries = deliver.tracker();
     supervisor.spawn("delivery", runner::run(deliver, store.clone(), shutdown.clone()));
-    supervisor.spawn("delivery result", marks.run());
+    supervisor.spawn("delivery result", results.run());
 
     let timeout = Timeout::new(store.clone(), worker);
     supervisor.spawn("timeout", runner::run(timeout, store.clone(), shutdown.clone()));

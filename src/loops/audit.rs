@@ -1,4 +1,5 @@
-//! Looks regularly whether the counters agree with the rows. It only tells: `reprise doctor --fix` mends.
+//! Compares the counters with the rows every hour. The loop only reports differences; `reprise doctor --fix` repairs
+//! them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -7,20 +8,21 @@ use super::runner::{Loop, Tick};
 use crate::store::ledger::audit::{self, Extent};
 use crate::store::{self, Store};
 
-/// Time for a tick: counting what is alive in a large database takes minutes.
+/// The time limit of a tick: counting the alive tasks of a large database takes minutes.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
-/// The server gives up a little before the loop does, so that it does not go on counting for nobody.
-const STATEMENTS: Duration = Duration::from_secs(14 * 60);
+/// The time limit of the statements, which is shorter, so that the server does not keep counting after the loop has
+/// given up.
+const STATEMENT_LIMIT: Duration = Duration::from_secs(14 * 60);
 
 pub struct Audit {
     store: Store,
-    /// A process that has just begun has other things to do.
-    rested: AtomicBool,
+    /// Whether the first tick has passed, which does nothing: a process that has just started has more urgent work.
+    first_tick_passed: AtomicBool,
 }
 
 impl Audit {
     pub fn new(store: Store) -> Audit {
-        Audit { store, rested: AtomicBool::new(false) }
+        Audit { store, first_tick_passed: AtomicBool::new(false) }
     }
 }
 
@@ -36,10 +38,10 @@ impl Loop for Audit {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        if !self.rested.swap(true, Ordering::Relaxed) {
+        if !self.first_tick_passed.swap(true, Ordering::Relaxed) {
             return Ok(Tick::default());
         }
-        let found = audit::audit(&self.store, Extent::Alive, STATEMENTS).await?;
+        let found = audit::audit(&self.store, Extent::Alive, STATEMENT_LIMIT).await?;
         for (counter, count) in audit::by_counter(&found) {
             let count = u32::try_from(count).unwrap_or(u32::MAX);
             metrics::gauge!("reprise_counter_differences", "counter" => counter.as_str()).set(count);

@@ -1,4 +1,4 @@
-//! Settles the counters of batches that were put aside while somebody else held them.
+//! Merges the deferred counter changes of batches whose counters another transaction had locked.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! Sends the notifications of the outbox: lease, send many at once with no connection held, mark in batches. One that
-//! waits for its receiver lets the others pass, and is put back before its lease could end.
+//! Sends the notifications of the outbox: leases them, sends many concurrently without a database connection, and
+//! writes the results in batches. A notification that waits for a host permit lets the others pass, and is postponed
+//! before its lease ends.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,22 +19,24 @@ use crate::telemetry::log_limit::LogLimit;
 use crate::wake::Hints;
 use crate::webhook::{Call, Client, HostPermit};
 
+/// Notifications leased by one transaction at most.
 const LEASE_LIMIT: usize = 200;
-const MARK_LIMIT: usize = 200;
-/// What all that is in flight may have; past it nothing more is leased.
+/// Results written by one statement at most.
+const WRITE_LIMIT: usize = 200;
+/// Bytes of all notifications in flight above which the loop leases nothing more.
 const IN_FLIGHT_BYTES: usize = 32 * 1024 * 1024;
-/// A result whose notification somebody else holds is written after this, or with the next ones.
-const AGAIN: Duration = Duration::from_millis(200);
-/// Of those that wait for their receiver, how many times the calls at once are held beside what can be sent.
-const WAITING: usize = 8;
+/// The longest pause before a result is written again, if another transaction has locked its notification.
+const WRITE_PAUSE: Duration = Duration::from_millis(200);
+/// Notifications that may wait for a host permit in addition to the sendable ones, as a multiple of the concurrency.
+const WAITING_FACTOR: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
 pub struct DeliverySettings {
     pub interval: Duration,
     pub concurrency: usize,
-    /// How long sending one may take, with everything around it.
+    /// How long a notification stays leased: longer than sending it and writing the result may take.
     pub lease: Duration,
-    /// How long one may wait for a place among the calls to its receiver, well within its lease.
+    /// How long a notification may wait for its permits, well within its lease.
     pub patience: Duration,
     pub max_attempts: i32,
     pub retry_base: Duration,
@@ -45,10 +48,11 @@ pub struct Deliver {
     client: Client,
     settings: DeliverySettings,
     in_flight: Arc<AtomicUsize>,
-    /// What those in flight hold in memory.
+    /// Bytes of memory that the notifications in flight take.
     bytes: Arc<AtomicUsize>,
-    /// Of those in flight, the ones whose receiver had no place left.
+    /// Notifications in flight that wait for a host permit.
     waiting: Arc<AtomicUsize>,
+    /// One permit for each concurrent call.
     calls: Arc<Semaphore>,
     tracker: TaskTracker,
     results: mpsc::UnboundedSender<DeliveryResult>,
@@ -60,22 +64,23 @@ enum DeliveryResult {
 }
 
 impl Deliver {
-    pub fn new(store: Store, client: Client, settings: DeliverySettings) -> (Deliver, Marks) {
+    pub fn new(store: Store, client: Client, settings: DeliverySettings) -> (Deliver, ResultWriter) {
         let (results, incoming) = mpsc::unbounded_channel();
         let in_flight = Arc::new(AtomicUsize::new(0));
-        let marks = Marks { store: store.clone(), in_flight: Arc::clone(&in_flight), incoming, late: Vec::new() };
+        let writer =
+            ResultWriter { store: store.clone(), in_flight: Arc::clone(&in_flight), incoming, unwritten: Vec::new() };
         let bytes = Arc::default();
         let (waiting, calls) = (Arc::default(), Arc::new(Semaphore::new(settings.concurrency)));
         let tracker = TaskTracker::new();
-        (Deliver { store, client, settings, in_flight, bytes, waiting, calls, tracker, results }, marks)
+        (Deliver { store, client, settings, in_flight, bytes, waiting, calls, tracker, results }, writer)
     }
 
-    /// The sends under way, to wait for at the end.
+    /// Returns the tracker of the sends in progress, which the shutdown waits for.
     pub fn tracker(&self) -> TaskTracker {
         self.tracker.clone()
     }
 
-    /// Sends whose results are not written yet.
+    /// Returns the number of leased notifications whose results are not written yet.
     pub fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Acquire)
     }
@@ -86,35 +91,38 @@ impl Deliver {
         let bytes = Arc::clone(&self.bytes);
         let (client, results, settings) = (self.client.clone(), self.results.clone(), self.settings);
         let (calls, waiting) = (Arc::clone(&self.calls), Arc::clone(&self.waiting));
-        let place = client.try_place(&delivery.action);
-        let waits = place.is_none();
+        let host_permit = client.try_host_permit(&delivery.action);
+        let waits = host_permit.is_none();
         if waits {
             waiting.fetch_add(1, Ordering::AcqRel);
         }
         self.tracker.spawn(async move {
-            let turn = tokio::time::timeout(settings.patience, async {
-                let place = match place {
-                    Some(place) => place,
-                    None => client.place(&delivery.action).await,
+            let permits = tokio::time::timeout(settings.patience, async {
+                let host_permit = match host_permit {
+                    Some(host_permit) => host_permit,
+                    None => client.host_permit(&delivery.action).await,
                 };
-                (place, calls.acquire().await)
+                (host_permit, calls.acquire().await)
             })
             .await;
             if waits {
                 waiting.fetch_sub(1, Ordering::AcqRel);
             }
-            let outcome = match turn {
-                Ok((place, _permit)) => DeliveryResult::Sent(send(&client, &delivery, &settings, place).await),
+            let result = match permits {
+                Ok((host_permit, _call_permit)) => {
+                    DeliveryResult::Sent(send(&client, &delivery, &settings, host_permit).await)
+                }
                 Err(_) => DeliveryResult::NotSent(postponed(&delivery, settings.patience)),
             };
             bytes.fetch_sub(delivery.bytes, Ordering::AcqRel);
-            let _ = results.send(outcome);
+            let _ = results.send(result);
         });
     }
 
+    /// Returns how many more notifications may be in flight.
     fn room(&self) -> usize {
         let concurrency = self.settings.concurrency;
-        let waiting = self.waiting.load(Ordering::Acquire).min(concurrency * WAITING);
+        let waiting = self.waiting.load(Ordering::Acquire).min(concurrency * WAITING_FACTOR);
         (concurrency + waiting).saturating_sub(self.in_flight())
     }
 }
@@ -153,14 +161,14 @@ impl Loop for Deliver {
     }
 }
 
-/// Not an attempt: it was not its receiver that failed. Later by more than the wait, so that whatever is behind it gets
-/// its turn.
+/// Postpones a notification that got no permit in time. This is not an attempt, because the receiver did not fail. The
+/// delay is longer than the wait was, so that the notifications behind it are sent first.
 fn postponed(delivery: &Leased, patience: Duration) -> Postponed {
     let again_in = patience.mul_f64(rand::random_range(2.0..6.0));
     Postponed { id: delivery.id, attempts: delivery.attempts, again_in }
 }
 
-async fn send(client: &Client, delivery: &Leased, settings: &DeliverySettings, place: HostPermit) -> Sent {
+async fn send(client: &Client, delivery: &Leased, settings: &DeliverySettings, host_permit: HostPermit) -> Sent {
     let idempotency_key = match delivery.task_id {
         Some(task) => idempotency_key(task, &delivery.trigger, &delivery.condition, delivery.run),
         None => batch_idempotency_key(delivery.batch_id, delivery.run),
@@ -176,7 +184,7 @@ async fn send(client: &Client, delivery: &Leased, settings: &DeliverySettings, p
                 attempt: delivery.state["attempt"].as_i64(),
                 trace: delivery.task_id.unwrap_or(delivery.batch_id),
             },
-            place,
+            host_permit,
         )
         .await;
     let (status, error) = match answer {
@@ -193,51 +201,53 @@ async fn send(client: &Client, delivery: &Leased, settings: &DeliverySettings, p
     Sent { id: delivery.id, attempts: delivery.attempts, status, error, again_in }
 }
 
-/// Doubling from the base, capped, with up to a tenth of jitter so that a receiver that comes back is not flooded.
+/// Returns a delay that doubles from `retry_base` up to `retry_max`, with up to a tenth of jitter so that a receiver
+/// that recovers is not flooded.
 fn backoff(attempts: i32, settings: &DeliverySettings) -> Duration {
     let doublings = u32::try_from(attempts - 1).unwrap_or(0).min(31);
     let delay = settings.retry_base.saturating_mul(1 << doublings).min(settings.retry_max);
     delay.mul_f64(rand::random_range(1.0..1.1))
 }
 
-/// Writes what came of the sends, many in one statement.
-pub struct Marks {
+/// Writes the results of the sends, many in one statement.
+pub struct ResultWriter {
     store: Store,
     in_flight: Arc<AtomicUsize>,
     incoming: mpsc::UnboundedReceiver<DeliveryResult>,
-    /// Results of notifications that somebody else holds.
-    late: Vec<Sent>,
+    /// Results of notifications that another transaction has locked.
+    unwritten: Vec<Sent>,
 }
 
-impl Marks {
+impl ResultWriter {
+    /// Runs until all senders are dropped and all results are written.
     pub async fn run(mut self) {
         while self.write_some().await {}
     }
 
-    /// Waits for results and writes what has come; false when no more can come.
+    /// Waits for results and writes those that have arrived. Returns false when no more can arrive.
     pub async fn write_some(&mut self) -> bool {
         static LIMIT: LogLimit = LogLimit::new();
-        let mut outcomes = Vec::with_capacity(MARK_LIMIT);
-        let receiving = self.incoming.recv_many(&mut outcomes, MARK_LIMIT);
-        let count = if self.late.is_empty() {
+        let mut results = Vec::with_capacity(WRITE_LIMIT);
+        let receiving = self.incoming.recv_many(&mut results, WRITE_LIMIT);
+        let count = if self.unwritten.is_empty() {
             receiving.await
         } else {
-            // With the next ones, or a little later.
-            match tokio::time::timeout(AGAIN, receiving).await {
+            // Write the unwritten results together with the next ones, or after the pause.
+            match tokio::time::timeout(WRITE_PAUSE, receiving).await {
                 Ok(0) => {
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(WRITE_PAUSE).await;
                     0
                 }
                 Ok(count) => count,
                 Err(_) => 0,
             }
         };
-        if count == 0 && self.late.is_empty() {
+        if count == 0 && self.unwritten.is_empty() {
             return false;
         }
-        let (mut sent, mut not_sent) = (std::mem::take(&mut self.late), Vec::new());
-        for outcome in outcomes {
-            match outcome {
+        let (mut sent, mut not_sent) = (std::mem::take(&mut self.unwritten), Vec::new());
+        for result in results {
+            match result {
                 DeliveryResult::Sent(one) => sent.push(one),
                 DeliveryResult::NotSent(one) => not_sent.push(one),
             }
@@ -245,23 +255,25 @@ impl Marks {
         if !not_sent.is_empty()
             && let Err(error) = self.postpone(&not_sent).await
         {
-            tracing::warn!(%error, count = not_sent.len(), "notifications not put back: their leases will end");
+            // They become due again when their leases end.
+            tracing::warn!(%error, count = not_sent.len(), "notifications not postponed");
         }
         let mut wait = Duration::from_millis(50);
         while !sent.is_empty() {
             let error = match self.mark(&sent).await {
                 Ok(busy) => {
-                    self.late = sent.into_iter().filter(|one| busy.contains(&one.id)).collect();
+                    self.unwritten = sent.into_iter().filter(|one| busy.contains(&one.id)).collect();
                     break;
                 }
                 Err(error) => error,
             };
             if !error.is_unavailable() && !error.is_transient() && !error.is_busy() {
-                tracing::error!(%error, results = sent.len(), "results of notifications are lost: they will be sent again");
+                // The notifications are sent again when their leases end.
+                tracing::error!(%error, results = sent.len(), "results of notifications lost");
                 break;
             }
             if let Some(suppressed) = LIMIT.allows() {
-                tracing::warn!(%error, results = sent.len(), suppressed, "results of notifications are not written yet");
+                tracing::warn!(%error, results = sent.len(), suppressed, "results of notifications not written yet");
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_secs(2));

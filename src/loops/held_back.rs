@@ -1,13 +1,14 @@
-//! Work that could not be done because somebody else holds a row that it needs. It is left out for a while, longer each
-//! time, so that it costs the others nothing, and tried again.
+//! Work items whose rows another transaction has locked. A loop skips them for a while, longer after each try, so that
+//! they do not delay the other items.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-const FIRST: Duration = Duration::from_millis(200);
-const LONGEST: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// The items to skip, each with its pause.
 #[derive(Debug)]
 pub(super) struct HeldBack<K>(HashMap<K, Pause>);
 
@@ -24,26 +25,26 @@ impl<K> Default for HeldBack<K> {
 }
 
 impl<K: Copy + Eq + Hash> HeldBack<K> {
-    /// It was in other hands once more.
+    /// Pauses an item, twice as long as the last time.
     pub fn add(&mut self, key: K) {
-        let length = self.0.get(&key).map_or(FIRST, |pause| (pause.length * 2).min(LONGEST));
+        let length = self.0.get(&key).map_or(FIRST_PAUSE, |pause| (pause.length * 2).min(LONGEST_PAUSE));
         self.0.insert(key, Pause { until: Instant::now() + length, length });
     }
 
-    /// It is done.
+    /// Removes an item that is done.
     pub fn remove(&mut self, key: &K) {
         self.0.remove(key);
     }
 
-    /// What is not to be tried now.
-    pub fn now(&self) -> Vec<K> {
+    /// Returns the items to skip now.
+    pub fn paused(&self) -> Vec<K> {
         let now = Instant::now();
         self.0.iter().filter(|(_, pause)| pause.until > now).map(|(key, _)| *key).collect()
     }
 
-    /// What has not been tried for so long that nobody does any more.
+    /// Removes the items whose pause ended long ago: they were not tried again, so they are no longer due.
     pub fn forget_old(&mut self) {
         let now = Instant::now();
-        self.0.retain(|_, pause| pause.until + LONGEST > now);
+        self.0.retain(|_, pause| pause.until + LONGEST_PAUSE > now);
     }
 }

@@ -1,4 +1,4 @@
-//! Says every second that this instance works, so that it is known when none did.
+//! Records every second that this instance is alive, so that outages of all instances are known afterwards.
 
 use std::time::Duration;
 

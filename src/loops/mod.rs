@@ -1,5 +1,5 @@
-//! What the service does by itself. Each loop is a `tick` that does a bounded amount of work and says when it
-//! wants to be called again; one generic runner calls it.
+//! The background work of the service. Each loop is a `tick` that does a bounded amount of work and returns when the
+//! next one is due. One generic `runner` calls it.
 
 pub mod audit;
 pub mod counters;

@@ -1,5 +1,5 @@
-//! Deletes what is old, a chunk at a tick: finished batches and statistics, if they are not to be kept, keys of requests
-//! that nobody will repeat any more, slots that nobody occupies.
+//! Deletes old rows, one chunk per tick: finished batches and statistics, if they are not kept for ever, expired
+//! idempotency keys, and unused slots, fair keys and matchers.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -16,8 +16,8 @@ pub struct Retention {
     /// 0 keeps all batches.
     days: u32,
     idempotency_ttl: Duration,
-    /// Tasks to delete in a transaction. It halves when one fails and doubles when one succeeds: however slow the
-    /// database is and however much hangs on a task, some number can be deleted in time.
+    /// Tasks to delete in one transaction. The number halves when a transaction fails and doubles when one succeeds.
+    /// However slow the database is and however many rows belong to a task, some number can be deleted in time.
     chunk: AtomicI64,
 }
 
@@ -28,7 +28,7 @@ impl Retention {
 
     async fn delete_finished(&self) -> store::Result<retention::Deleted> {
         let chunk = self.chunk.load(Ordering::Relaxed);
-        // It may be broken off as well as fail.
+        // In advance, because the runner may cancel this tick at its time limit.
         self.chunk.store((chunk / 2).max(1), Ordering::Relaxed);
         let days = self.days;
         let delete = |session: Session| async move { retention::delete_finished(&session, days, chunk).await };
@@ -50,7 +50,7 @@ impl Loop for Retention {
         let keys = store.retrying(least, |s| async move { idempotency::forget(&s, ttl, LIMIT).await }).await?;
         let mut idle = store.retrying(least, |s| async move { slots::forget_idle(&s, LIMIT).await }).await?;
         idle += store.retrying(least, |s| async move { fairness::forget_idle(&s, LIMIT).await }).await?;
-        // Claims that are under way keep it from closing the gate: next time, then.
+        // Claims in progress hold the claim lock: the next tick tries again.
         match store.retrying(least, |s| async move { matchers::forget_unused(&s).await }).await {
             Err(error) if error.is_busy() || error.is_transient() => {}
             forgotten => idle += forgotten?,

@@ -1,4 +1,4 @@
-//! What has become due goes into the queue: retries, and tasks that were not to run before now.
+//! Moves due tasks into the queue: retries whose delay is over, and tasks whose `run_at` has come.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Loop for Retry {
 
     async fn tick(&self) -> store::Result<Tick> {
         match self.store.retrying(Patience::Brief, release).await {
-            // The counters of some batch are in other hands: they are settled later.
+            // Another transaction has locked the counters of a batch: defer their changes.
             Err(error) if error.is_busy() => self.store.retrying(Patience::Least, release).await,
             result => result,
         }

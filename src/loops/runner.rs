@@ -1,5 +1,5 @@
-//! The one way a loop runs: tick; again at once if there is more; else sleep until the next known due time, a
-//! wake-up, the poll interval or shutdown, whichever comes first.
+//! Runs a loop: calls `tick`, again at once if there is more to do. Otherwise sleeps until the next due time, a
+//! wake-up, the poll interval or the shutdown, whichever comes first.
 
 use std::time::{Duration, Instant};
 
@@ -10,42 +10,45 @@ use crate::wake::{Hints, Wake};
 
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 
+/// A loop of the service.
 pub trait Loop: Send + Sync + 'static {
     const NAME: &'static str;
 
     /// The longest sleep between two ticks.
     fn interval(&self) -> Duration;
 
-    /// What wakes it early.
+    /// The hint that wakes the loop before its interval is over.
     fn hint(&self) -> Option<Hints> {
         None
     }
 
-    /// The longest a tick may take before it is broken off. It may have more than one transaction, or repeat one; what
-    /// takes longer than two of them has lost its database.
+    /// The time limit of a tick, after which the runner cancels it. A tick may run several transactions or repeat one.
+    /// If it takes longer than two of them may, it has lost its database.
     fn limit(&self, store: &Store) -> Duration {
         store.limit() * 2
     }
 
+    /// Does a bounded amount of work.
     fn tick(&self) -> impl Future<Output = store::Result<Tick>> + Send;
 }
 
-/// What a tick did.
+/// The result of a tick.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tick {
     pub processed: u64,
-    /// The batch was full: there is probably more.
+    /// The batch was full, so there is probably more to do.
     pub more: bool,
-    /// Seconds until something is due; negative if it is overdue.
+    /// Seconds until the next work is due; negative if it is overdue.
     pub due_in: Option<f64>,
 }
 
+/// Runs a loop until the shutdown.
 pub async fn run<L: Loop>(this: L, store: Store, shutdown: CancellationToken) {
     let limit = this.limit(&store);
     let mut failures = 0u32;
     while !shutdown.is_cancelled() {
         let started = Instant::now();
-        // Not broken off by the shutdown: what it has taken for this process it must be able to hand on.
+        // The shutdown does not cancel a tick, which must be able to hand over the work it has claimed.
         let result = tokio::time::timeout(limit, this.tick()).await;
         metrics::histogram!("reprise_loop_tick_duration_seconds", "loop" => L::NAME)
             .record(started.elapsed().as_secs_f64());
@@ -56,7 +59,7 @@ pub async fn run<L: Loop>(this: L, store: Store, shutdown: CancellationToken) {
                 let lag = tick.due_in.map_or(0.0, |due| (-due).max(0.0));
                 metrics::gauge!("reprise_loop_lag_seconds", "loop" => L::NAME).set(lag);
                 if failures > 0 {
-                    tracing::info!(loop.name = L::NAME, failures, "loop works again");
+                    tracing::info!(loop.name = L::NAME, failures, "loop recovered");
                     failures = 0;
                 }
                 if tick.more {
@@ -71,7 +74,7 @@ pub async fn run<L: Loop>(this: L, store: Store, shutdown: CancellationToken) {
                         Ok(Err(error)) => error.to_string(),
                         _ => store::Error::too_late(limit).to_string(),
                     };
-                    tracing::warn!(loop.name = L::NAME, %error, "loop tick failed, will be repeated");
+                    tracing::warn!(loop.name = L::NAME, %error, "loop tick failed");
                 }
                 failures += 1;
                 let backoff = Duration::from_millis(100 << failures.min(6)).min(LONGEST_BACKOFF);
@@ -93,7 +96,8 @@ async fn hinted(wake: &Wake, hint: Option<Hints>) {
     }
 }
 
-/// Sleeps to the point. What is overdue and was not taken is in somebody else's hands: look again soon, not at once.
+/// Returns how long to sleep. Work that is overdue and was not done is locked by another transaction, so the loop tries
+/// again soon, but not at once.
 fn until_due(due_in: Option<f64>, interval: Duration) -> Duration {
     match due_in {
         Some(secs) if secs <= 0.0 => Duration::from_millis(20).min(interval),
@@ -108,7 +112,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::domain::retry::RetryLimits;
 
-    /// Takes a minute for a tick, and then ends the loop.
+    /// A loop whose only tick takes a minute.
     struct Slow {
         limit: Option<Duration>,
         ended: CancellationToken,

@@ -1,5 +1,5 @@
-//! Everything that runs in the background is started here, and watched: a part that ends or panics before the
-//! shutdown takes the whole process down, loudly.
+//! Starts and watches everything that runs in the background. A part that ends or panics before the shutdown ends the
+//! process with an error.
 
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -11,7 +11,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// What the parts watch to know when to end.
+    /// Returns the token that tells the parts to end.
     pub fn shutdown(&self) -> CancellationToken {
         self.shutdown.clone()
     }
@@ -23,7 +23,7 @@ impl Supervisor {
         });
     }
 
-    /// Returns only when a part has ended that should not have; the text says which.
+    /// Waits until a part ends unexpectedly, and says which.
     pub async fn died(&mut self) -> String {
         match self.parts.join_next().await {
             Some(Ok(name)) => format!("the {name} loop ended unexpectedly"),

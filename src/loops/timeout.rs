@@ -1,5 +1,5 @@
-//! Running tasks without a sign of life fail; claims whose instance died go back into the queue. A task that cannot be had,
-//! because somebody else holds it or what hangs on it, keeps nobody else waiting.
+//! Fails Running tasks without a heartbeat, and returns claims whose instance died to the queue. A task does not delay
+//! the others if another transaction has locked it or rows that it needs.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,8 +27,9 @@ pub struct Timeout {
     held_back: Mutex<HeldBack<Uuid>>,
 }
 
-/// What a transaction looked at.
+/// The result of one transaction.
 struct Expired {
+    /// The tasks that the transaction locked.
     ids: Vec<Uuid>,
     ended: u64,
     due_in: Option<f64>,
@@ -46,22 +47,23 @@ impl Loop for Timeout {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        let but = self.held_back().now();
-        let expire = |session| async { self.expire(session, &Which::MostOverdue { but: &but }).await };
+        let excluded = self.held_back().paused();
+        let expire = |session| async { self.expire(session, &Which::MostOverdue { excluded: &excluded }).await };
         match self.store.retrying(Patience::Brief, expire).await {
             Ok(Some(expired)) => {
                 let more = expired.ids.len() as u64 >= LIMIT.cast_unsigned();
                 Ok(Tick { processed: expired.ended, more, due_in: expired.due_in })
             }
             Ok(None) => Ok(Tick { due_in: Some(outages::BEAT.as_secs_f64()), ..Tick::default() }),
-            Err(error) if error.is_busy() => self.one_by_one(&but).await,
+            Err(error) if error.is_busy() => self.one_by_one(&excluded).await,
             Err(error) => Err(error),
         }
     }
 }
 
+/// The tasks that a transaction expires.
 enum Which<'a> {
-    MostOverdue { but: &'a [Uuid] },
+    MostOverdue { excluded: &'a [Uuid] },
     Only(Uuid),
 }
 
@@ -74,9 +76,9 @@ impl Timeout {
         self.held_back.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One of them needs what somebody else holds: each for itself.
-    async fn one_by_one(&self, but: &[Uuid]) -> store::Result<Tick> {
-        let overdue = self.store.reading(async |tx| lock::overdue(tx, LIMIT, but).await).await?;
+    /// Expires each task in its own transaction, because another transaction has locked rows that one of them needs.
+    async fn one_by_one(&self, excluded: &[Uuid]) -> store::Result<Tick> {
+        let overdue = self.store.reading(async |tx| lock::overdue(tx, LIMIT, excluded).await).await?;
         let (mut ended, more) = (0, overdue.len() as u64 >= LIMIT.cast_unsigned());
         for id in overdue {
             let expire = |session| async move { self.expire(session, &Which::Only(id)).await };
@@ -85,7 +87,7 @@ impl Timeout {
                     ended += expired.ended;
                     self.held_back().remove(&id);
                 }
-                // Somebody else holds it, or what it needs.
+                // Another transaction has locked the task or rows that it needs.
                 Ok(_) => self.held_back().add(id),
                 Err(error) if error.is_busy() => self.held_back().add(id),
                 Err(error) => return Err(error),
@@ -95,7 +97,7 @@ impl Timeout {
         Ok(Tick { processed: ended, more, due_in: None })
     }
 
-    /// `None`: it is not known yet for how long nobody could report, so nothing is overdue.
+    /// Returns `None` if the length of the last outage is not known yet: nothing counts as overdue until then.
     async fn expire(&self, session: Session, which: &Which<'_>) -> store::Result<Option<Expired>> {
         let mut tx = session.begin(Actor::Loop(Self::NAME)).await?;
         let Some(outages) = outages::known(&mut tx).await? else {
@@ -103,7 +105,7 @@ impl Timeout {
             return Ok(None);
         };
         let locked = match which {
-            Which::MostOverdue { but } => lock::timed_out(&mut tx, LIMIT, but).await?,
+            Which::MostOverdue { excluded } => lock::timed_out(&mut tx, LIMIT, excluded).await?,
             Which::Only(id) => lock::unlocked_tasks(&mut tx, &[*id]).await?,
         };
         let expired = expire_locked(&mut tx, locked, &outages).await?;
@@ -119,10 +121,10 @@ async fn expire_locked(tx: &mut Tx, locked: LockedTasks, outages: &Outages) -> s
         if overdue(task, moment) { decide(task, &event(task), moment) } else { Ok(None) }
     };
     let locked = dead_ends::lock_ancestors(tx, locked, decide).await?;
-    let (mut decided, mut put_off) = (Vec::new(), Vec::new());
+    let (mut decided, mut extended) = (Vec::new(), Vec::new());
     for task in &locked.tasks {
         if let Some(deadline) = later_deadline(task, outages, locked.moment.now) {
-            put_off.push((task.id, deadline));
+            extended.push((task.id, deadline));
         }
         if let Ok(Some(transition)) = decide(task, locked.moment) {
             tracing::info!(task.id = %task.id, batch.id = %task.batch_id, run = task.run, event = ?event(task), "task overdue");
@@ -130,16 +132,16 @@ async fn expire_locked(tx: &mut Tx, locked: LockedTasks, outages: &Outages) -> s
         }
     }
     transitions::apply(tx, &decided, locked.moment).await?;
-    if !put_off.is_empty() {
-        heartbeat::put_off(tx, &put_off).await?;
+    if !extended.is_empty() {
+        heartbeat::put_off(tx, &extended).await?;
     }
     let due_in = lock::next_timeout(tx).await?;
     let ids = locked.tasks.iter().map(|task| task.id).collect();
     Ok(Expired { ids, ended: decided.len() as u64, due_in })
 }
 
-/// When a task that is being executed is really overdue, if not yet: its last sign of life has moved its deadline, and
-/// time in which nobody could report does not count.
+/// Returns the actual deadline of an executing task, if `timeout_at` has passed and the deadline has not. Heartbeats
+/// move the deadline, and outages, in which workers could not report, do not count.
 fn later_deadline(task: &Task, outages: &Outages, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
     let deadline = match task.status {
         Status::Running => {

@@ -1,4 +1,4 @@
-//! Carries wake-ups between instances: one part tells the others, one listens to them.
+//! Exchanges wake-ups between instances: one part sends them, one receives them.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::store::Store;
 
-/// At most one notification in this time: they are hints, and one says as much as a hundred.
+/// The pause between two notifications. They are hints, so one says as much as a hundred.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Tells the other instances what was committed here.
+/// Tells the other instances about work that this one has committed.
 pub async fn tell(store: Store, shutdown: CancellationToken) {
     loop {
         let hints = tokio::select! {
@@ -17,13 +17,13 @@ pub async fn tell(store: Store, shutdown: CancellationToken) {
             () = shutdown.cancelled() => return,
         };
         if let Err(error) = store.notify(hints).await {
-            tracing::debug!(%error, "other instances were not told");
+            tracing::debug!(%error, "wake-up not sent to other instances");
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Passes on what the other instances tell, if it can be heard.
+/// Receives wake-ups from the other instances and hints the loops of this one, unless a pooler prevents `LISTEN`.
 pub async fn listen(store: Store, shutdown: CancellationToken) {
     loop {
         tokio::select! {
@@ -41,23 +41,23 @@ async fn listen_until_error(store: &Store) {
     match store.can_listen().await {
         Ok(true) => {}
         Ok(false) => {
-            tracing::info!("a pooler keeps other instances from being heard: their work is found by polling");
+            tracing::info!("LISTEN does not work through this pooler; work of other instances is found by polling");
             return std::future::pending().await;
         }
-        Err(error) => return tracing::debug!(%error, "cannot listen to other instances yet"),
+        Err(error) => return tracing::debug!(%error, "not listening to other instances yet"),
     }
     let mut listener = match store.listen().await {
         Ok(listener) => listener,
-        Err(error) => return tracing::debug!(%error, "cannot listen to other instances yet"),
+        Err(error) => return tracing::debug!(%error, "not listening to other instances yet"),
     };
     loop {
-        // Nobody says anything, or the connection has fallen silent.
-        let heard = match tokio::time::timeout(store.limit(), listener.hinted()).await {
+        // A timeout means that no instance has sent anything, or that the connection is dead.
+        let result = match tokio::time::timeout(store.limit(), listener.hinted()).await {
             Ok(hinted) => hinted.map(|hints| store.wake().notify_local(hints)),
             Err(_) => listener.check().await,
         };
-        if let Err(error) = heard {
-            return tracing::debug!(%error, "lost the other instances");
+        if let Err(error) = result {
+            return tracing::debug!(%error, "listening to other instances failed");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Which addresses are of the public internet. Knows nothing of settings; what it does not know to be public it must
-//! never call public.
+//! Tells public internet addresses from all others, independently of any setting. An address that is not known to be
+//! public must never count as public.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A range of addresses, as CIDR notation writes it.
+/// A range of addresses in CIDR notation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     base: IpAddr,
@@ -11,7 +11,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// An address alone is a range of one. Bits behind the prefix don't matter.
+    /// Parses `address/prefix`, or an address alone as a range of one. Bits after the prefix are ignored.
     pub fn parse(text: &str) -> Option<Network> {
         let (address, prefix) = match text.split_once('/') {
             Some((address, prefix)) => (address, Some(prefix)),
@@ -21,13 +21,14 @@ impl Network {
         let bits = if base.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
             None => bits,
-            // No sign, no blanks: only what everybody reads in the same way.
+            // Digits only: other parsers disagree about signs and blanks.
             Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => {
                 digits.parse().ok().filter(|prefix| *prefix <= bits)?
             }
             Some(_) => return None,
         };
-        // Addresses are compared after unmapping, so a range of mapped ones is meant as the range they map.
+        // `is_public` and the guard compare unmapped addresses, so a range of mapped addresses becomes the range of
+        // the IPv4 addresses they carry.
         match base {
             IpAddr::V6(v6) if prefix >= 96 && v6.to_ipv4_mapped().is_some() => {
                 Some(Network { base: base.to_canonical(), prefix: prefix - 96 })
@@ -59,13 +60,13 @@ impl Network {
     }
 }
 
-/// The registries' special-purpose ranges, and what only looks public.
+/// The special-purpose ranges of the registries, and ranges that only look public.
 const NOT_PUBLIC_V4: [Network; 16] = [
     Network::v4(0, 0, 0, 0, 8),        // "this network"; 0.0.0.0 reaches the machine itself
     Network::v4(10, 0, 0, 0, 8),       // private
     Network::v4(100, 64, 0, 0, 10),    // carrier-grade NAT; some clouds' metadata
     Network::v4(127, 0, 0, 0, 8),      // loopback
-    Network::v4(168, 63, 129, 16, 32), // Azure's platform service, reached from inside its machines
+    Network::v4(168, 63, 129, 16, 32), // Azure's platform service, reachable from its virtual machines
     Network::v4(169, 254, 0, 0, 16),   // link-local; most clouds' metadata
     Network::v4(172, 16, 0, 0, 12),    // private
     Network::v4(192, 0, 0, 0, 24),     // protocol assignments; Oracle's metadata
@@ -79,8 +80,8 @@ const NOT_PUBLIC_V4: [Network; 16] = [
     Network::v4(240, 0, 0, 0, 4),      // reserved, broadcast
 ];
 
-/// Of IPv6 only this is given out; loopback, unique local, link-local, site-local, multicast, IPv4-compatible and
-/// local NAT64 addresses are all outside of it.
+/// The only IPv6 range that registries assign. Loopback, unique local, link-local, site-local, multicast,
+/// IPv4-compatible and local NAT64 addresses are all outside of it.
 const GLOBAL_V6: Network = Network::v6(0x2000, 0, 0, 3);
 
 const NOT_PUBLIC_V6: [Network; 3] = [
@@ -92,6 +93,7 @@ const NOT_PUBLIC_V6: [Network; 3] = [
 const NAT64: Network = Network::v6(0x64, 0xff9b, 0, 96);
 const SIX_TO_FOUR: Network = Network::v6(0x2002, 0, 0, 16);
 
+/// Whether an address belongs to the public internet. An IPv4-mapped address counts as its IPv4 address.
 pub fn is_public(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(v4) => is_public_v4(v4),
@@ -103,7 +105,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     !NOT_PUBLIC_V4.iter().any(|network| network.contains(address.into()))
 }
 
-/// An address that carries an IPv4 address is as public as that one: a gateway or a tunnel takes the call there.
+/// An address that carries an IPv4 address is as public as that IPv4 address, because a gateway or a tunnel forwards
+/// the call to it.
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let ip = IpAddr::V6(address);
     let s = address.segments();
@@ -116,7 +119,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     if SIX_TO_FOUR.contains(ip) && !is_public_v4(joined(s[1], s[2])) {
         return false;
     }
-    // ISATAP, under any prefix; the bit 0x0200 says that the IPv4 address is unique in the world.
+    // ISATAP, under any prefix. The bit 0x0200 marks a globally unique IPv4 address.
     let isatap = s[4] & !0x0200 == 0 && s[5] == 0x5efe;
     !isatap || is_public_v4(joined(s[6], s[7]))
 }

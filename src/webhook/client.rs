@@ -1,5 +1,5 @@
-//! The one HTTP client for outgoing calls: guarded addresses, no redirects, no proxies, a time limit, and answers cut
-//! off at a size. It must never connect to what the guard has not seen.
+//! The only HTTP client for outgoing calls: guarded addresses, no redirects, no proxies, a time limit, and a limit on
+//! the size of answers. It must never connect to an address that the guard has not checked.
 
 use std::error::Error as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,7 +16,7 @@ use crate::domain::retry::failure::{FailureType, RetryAfter};
 use crate::domain::webhook::{Action, Verb};
 use crate::handle::Handles;
 
-/// What is read of an answer: enough for an action and for an error message.
+/// Bytes read of an answer: enough for an action or an error message.
 const ANSWER_LIMIT: usize = 64 * 1024;
 
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct Client {
     inner: reqwest::Client,
     handles: Handles,
     guard: Guard,
-    places: HostPermits,
+    host_permits: HostPermits,
     signer: Signer,
 }
 
@@ -32,7 +32,7 @@ pub struct Client {
 pub struct ClientSettings {
     pub handles: Handles,
     pub timeout: Duration,
-    /// Calls at the same time to one host and port.
+    /// Concurrent calls to one host and port.
     pub per_host: usize,
     pub guard: Guard,
     pub signer: Signer,
@@ -42,14 +42,14 @@ pub struct ClientSettings {
 #[derive(Debug)]
 pub struct Call<'a> {
     pub action: &'a Action,
-    /// JSON; calls with `Get` go without it.
+    /// JSON. A call with `Get` is sent without a body.
     pub body: Option<String>,
     pub trigger: &'a str,
     pub idempotency_key: String,
-    /// The task it is about; a batch's own calls have none.
+    /// The task and its run; `None` for the calls of a batch.
     pub task: Option<(Uuid, i32)>,
     pub attempt: Option<i64>,
-    /// Calls about the same task or batch belong to one trace.
+    /// The trace id, which all calls about the same task or batch share.
     pub trace: Uuid,
 }
 
@@ -66,14 +66,14 @@ pub struct CallError {
     pub failure_type: FailureType,
     pub status: Option<u16>,
     pub message: String,
-    /// What a 429 or 503 said about it.
+    /// The `Retry-After` of a 429 or 503.
     pub retry_after: Option<RetryAfter>,
 }
 
 impl Client {
     pub fn new(settings: ClientSettings) -> Result<Client, String> {
         let ClientSettings { handles, timeout, per_host, guard, signer } = settings;
-        // A second installation in the same process finds the first one, which is the same.
+        // Fails if the process has installed a provider before, which is the same one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let inner = reqwest::Client::builder()
             .timeout(timeout)
@@ -83,26 +83,27 @@ impl Client {
             .user_agent(concat!("reprise/", env!("CARGO_PKG_VERSION")))
             .tcp_nodelay(true)
             .build()
-            .map_err(|error| format!("the webhook client cannot be set up: {}", chain(&error)))?;
-        Ok(Client { inner, handles, guard, places: HostPermits::new(per_host), signer })
+            .map_err(|error| format!("cannot set up the webhook client: {}", with_causes(&error)))?;
+        Ok(Client { inner, handles, guard, host_permits: HostPermits::new(per_host), signer })
     }
 
-    /// A place for a call to this action's host, if one is free.
-    pub fn try_place(&self, action: &Action) -> Option<HostPermit> {
-        self.places.try_take(&destination(action))
+    /// Takes a permit for a call to this action's host, if one is available.
+    pub fn try_host_permit(&self, action: &Action) -> Option<HostPermit> {
+        self.host_permits.try_acquire(&destination(action))
     }
 
-    /// Waits for a place for a call to this action's host.
-    pub async fn place(&self, action: &Action) -> HostPermit {
-        self.places.take(&destination(action)).await
+    /// Waits for a permit for a call to this action's host.
+    pub async fn host_permit(&self, action: &Action) -> HostPermit {
+        self.host_permits.acquire(&destination(action)).await
     }
 
-    /// The time limit starts here: waiting for the place is not the receiver's doing.
-    pub async fn call(&self, call: Call<'_>, place: HostPermit) -> Result<Answer, CallError> {
+    /// Makes a call and holds the host permit until it ends. The time limit starts here, because the receiver is not
+    /// responsible for the wait for the permit.
+    pub async fn call(&self, call: Call<'_>, host_permit: HostPermit) -> Result<Answer, CallError> {
         let started = Instant::now();
         let trigger = call.trigger.to_owned();
         let result = self.send(call).await;
-        drop(place);
+        drop(host_permit);
         let outcome = match &result {
             Ok(_) => "success",
             Err(error) => error.failure_type.as_str(),
@@ -123,21 +124,21 @@ impl Client {
         let mut headers = headers(&call)?;
         let body = match (params.verb, call.body) {
             (Verb::Get, _) => None,
-            // Not every library can verify the signature of an empty body.
+            // Some libraries cannot verify the signature of an empty body.
             (_, None) => self.signer.signs().then(|| "{}".to_owned()),
             (_, body) => body,
         };
         self.sign(&mut headers, &call.idempotency_key, body.as_deref().unwrap_or_default())?;
         let mut request = self.inner.request(method(params.verb), url);
         if let Some(body) = body {
-            // One of them: two would be read in two ways.
+            // Exactly one content type: receivers would interpret two differently.
             headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
             request = request.body(body);
         }
         let request = request.headers(headers);
         let mut response = request.send().await.map_err(|error| transport(&error))?;
         let status = response.status().as_u16();
-        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| wait(value.to_str().ok()?));
+        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| parse_retry_after(value.to_str().ok()?));
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|error| transport(&error))? {
             let room = ANSWER_LIMIT - body.len();
@@ -149,7 +150,7 @@ impl Client {
         if (200..300).contains(&status) {
             return Ok(Answer { status, body });
         }
-        let text = beginning(&body);
+        let text = excerpt(&body);
         let separator = if text.is_empty() { "" } else { ": " };
         Err(CallError {
             failure_type: FailureType::of_http_status(status),
@@ -169,7 +170,7 @@ impl Client {
     }
 }
 
-/// Host and port, in one spelling. What is no URL will not be called anyway.
+/// Returns host and port in one spelling, or an empty string if the URL is not valid, in which case the call fails.
 fn destination(action: &Action) -> String {
     let Ok(url) = Url::parse(&action.params.url) else { return String::new() };
     let host = url.host_str().unwrap_or_default();
@@ -198,26 +199,26 @@ fn headers(call: &Call<'_>) -> Result<HeaderMap, CallError> {
     Ok(headers)
 }
 
-/// The beginning of what a receiver says about an error.
-fn beginning(body: &[u8]) -> String {
+/// Returns the first 500 characters of an error body as one line.
+fn excerpt(body: &[u8]) -> String {
     one_line(&String::from_utf8_lossy(body)).trim().chars().take(500).collect()
 }
 
-/// Text of others goes into logs, answers and notifications: as one line without control characters.
+/// Replaces control characters and line breaks, because text from receivers appears in logs, answers and notifications.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if is_unsafe(c) { ' ' } else { c }).collect()
 }
 
-/// Control characters, and what ends a line or turns the direction of text.
+/// Whether a character is a control character, ends a line or changes the direction of text.
 fn is_unsafe(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Seconds or an HTTP date; anything else says nothing.
-fn wait(text: &str) -> Option<RetryAfter> {
+/// Parses seconds or an HTTP date; ignores anything else.
+fn parse_retry_after(text: &str) -> Option<RetryAfter> {
     let text = text.trim();
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
-        // So many digits that they don't fit mean "for ever", which a limit takes care of.
+        // A number too large for the type means "for ever"; `max_retry_after_secs` caps it.
         return Some(RetryAfter::Secs(text.parse().unwrap_or(u64::MAX)));
     }
     httpdate::parse_http_date(text).ok().map(|at| RetryAfter::At(at.into()))
@@ -237,12 +238,12 @@ fn invalid(error: &dyn std::error::Error) -> CallError {
     CallError {
         failure_type: FailureType::ValidationError,
         status: None,
-        message: format!("the call cannot be made: {error}"),
+        message: format!("the call is not a valid HTTP request: {error}"),
         retry_after: None,
     }
 }
 
-/// Final: the same address will be refused again.
+/// A final failure, because the guard would refuse the same address again.
 fn refusal(refused: &RefusedAddress) -> CallError {
     CallError {
         failure_type: FailureType::ValidationError,
@@ -261,12 +262,13 @@ fn transport(error: &reqwest::Error) -> CallError {
         cause = error.source();
     }
     let failure_type = if error.is_timeout() { FailureType::Timeout } else { FailureType::NetworkError };
-    let message = if error.is_timeout() { "no answer in time".to_owned() } else { chain(error) };
+    let message = if error.is_timeout() { "no answer in time".to_owned() } else { with_causes(error) };
     CallError { failure_type, status: None, message, retry_after: None }
 }
 
-/// The causes too: "error sending request" alone helps nobody. Without the URL, which may hold secrets.
-fn chain(error: &reqwest::Error) -> String {
+/// Formats an error with its causes, because "error sending request" alone does not help. Omits the URL, which may
+/// contain secrets.
+fn with_causes(error: &reqwest::Error) -> String {
     let mut text = String::from(if error.is_connect() { "cannot connect" } else { "call failed" });
     let mut source = error.source();
     while let Some(cause) = source {
@@ -282,7 +284,7 @@ mod tests {
     use chrono::{DateTime, Utc};
 
     #[test]
-    fn what_a_receiver_says_is_one_line() {
+    fn error_bodies_become_one_line_without_control_characters() {
         let cases: [(&[u8], &str); 5] = [
             (b"broken", "broken"),
             (b"\r\n a\nb\tc\0d \n", "a b c d"),
@@ -291,9 +293,9 @@ mod tests {
             (b"\xff", "\u{fffd}"),
         ];
         for (body, expected) in cases {
-            assert_eq!(beginning(body), expected);
+            assert_eq!(excerpt(body), expected);
         }
-        assert_eq!(beginning("\u{e9}".repeat(600).as_bytes()).chars().count(), 500);
+        assert_eq!(excerpt("\u{e9}".repeat(600).as_bytes()).chars().count(), 500);
     }
 
     #[test]
@@ -311,7 +313,7 @@ mod tests {
             ("1.5", None),
         ];
         for (text, expected) in cases {
-            assert_eq!(wait(text), expected, "{text}");
+            assert_eq!(parse_retry_after(text), expected, "{text}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Decides which servers outgoing calls may reach: public addresses, and what the settings allow. It judges the address
-//! that is going to be connected to, whatever the URL calls it, and must never let a call through on its name alone
+//! Decides which servers outgoing calls may reach: public addresses, and those that `WEBHOOK_ALLOW` lists. The guard
+//! checks the address of the connection, however the URL spells it. It must never permit a call by its host name alone
 //! unless that name is allowed.
 
 use std::fmt;
@@ -12,11 +12,11 @@ use url::{Host, Url};
 
 use super::address::{Network, is_public};
 
-/// What `WEBHOOK_ALLOW` lists beside the public internet.
+/// The hosts and networks of `WEBHOOK_ALLOW`, which calls may reach in addition to the public internet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allow {
     names: Vec<String>,
-    /// With their leading dot.
+    /// Each with its leading dot.
     suffixes: Vec<String>,
     networks: Vec<Network>,
 }
@@ -62,8 +62,8 @@ impl Allow {
     }
 }
 
-/// A host name as URLs hold it after parsing: lower case, in ASCII. Something that a URL would read as an address is
-/// none.
+/// Normalizes a host name as URL parsing does: lower case, in ASCII. Text that a URL would read as an address is not a
+/// host name.
 fn name(text: &str) -> Option<String> {
     let Ok(Host::Domain(name)) = Host::parse(text) else { return None };
     let name = name.strip_suffix('.').unwrap_or(&name);
@@ -72,7 +72,7 @@ fn name(text: &str) -> Option<String> {
     name.split('.').all(label).then(|| name.to_owned())
 }
 
-/// Cheap to clone: the resolver and the client share it.
+/// The check of every outgoing call. It is cheap to clone, because the resolver and the client share it.
 #[derive(Clone, Debug)]
 pub struct Guard(Arc<GuardInner>);
 
@@ -82,11 +82,11 @@ struct GuardInner {
     loopback: bool,
 }
 
-/// Why a call was not made.
+/// The address or host name that the guard refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RefusedAddress {
     Address(IpAddr),
-    /// What it resolved to is not told to whoever made the task: names inside a network are nobody's business.
+    /// The error omits the addresses of the name, because the creator of a task must not learn about internal networks.
     Name(String),
 }
 
@@ -102,7 +102,8 @@ impl fmt::Display for RefusedAddress {
 impl std::error::Error for RefusedAddress {}
 
 impl Guard {
-    /// `loopback` is for a service that nobody but this machine can reach: there it protects nothing.
+    /// `loopback` permits loopback addresses, for a service that only this machine can reach: refusing them would
+    /// protect nothing.
     pub fn new(allow: Allow, loopback: bool) -> Guard {
         Guard(Arc::new(GuardInner { allow, loopback }))
     }
@@ -112,8 +113,8 @@ impl Guard {
         is_public(address) || self.0.loopback && address.is_loopback() || self.0.allow.has_address(address)
     }
 
-    /// Addresses that stand in the URL itself are connected to without asking the resolver. The parsed URL holds them
-    /// in one form, however they were written.
+    /// Checks an address in the URL itself, which the client connects to without the resolver. The parsed URL holds the
+    /// address in one form, however it was written.
     pub fn check(&self, url: &Url) -> Result<(), RefusedAddress> {
         let address = match url.host() {
             Some(Host::Ipv4(address)) => IpAddr::V4(address),
@@ -123,7 +124,7 @@ impl Guard {
         if self.permits(address) { Ok(()) } else { Err(RefusedAddress::Address(address)) }
     }
 
-    /// Of the addresses of a name those that may be connected to.
+    /// Returns the addresses of a name that calls may connect to.
     fn filter(&self, name: &str, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, RefusedAddress> {
         if self.0.allow.has_name(name) {
             return Ok(addresses);
@@ -131,19 +132,20 @@ impl Guard {
         let (permitted, refused): (Vec<_>, Vec<_>) =
             addresses.into_iter().partition(|address| self.permits(address.ip()));
         if permitted.is_empty() && !refused.is_empty() {
-            tracing::info!(name, ?refused, "a webhook's host has no allowed address");
+            tracing::info!(name, ?refused, "webhook host has no allowed address");
             return Err(RefusedAddress::Name(name.to_owned()));
         }
         Ok(permitted)
     }
 }
 
-/// What is resolved here is what is connected to: nobody asks a second time and gets another answer.
+/// The client connects to the addresses returned here. It does not resolve the name a second time, so the answer cannot
+/// change between check and connection.
 impl Resolve for Guard {
     fn resolve(&self, name: Name) -> Resolving {
         let guard = self.clone();
         Box::pin(async move {
-            // The port is set by the caller of this.
+            // reqwest sets the port.
             let addresses: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
             let permitted: Addrs = Box::new(guard.filter(name.as_str(), addresses)?.into_iter());
             Ok(permitted)

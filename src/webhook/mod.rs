@@ -1,4 +1,4 @@
-//! Calls to other people's servers. Nobody may hold a database connection while one is under way.
+//! Outgoing calls to webhooks. Callers must not hold a database connection while a call is in progress.
 
 mod address;
 mod client;

@@ -1,5 +1,5 @@
-//! Signs outgoing calls as Standard Webhooks has it: an HMAC over the id, the time and the body exactly as it is sent.
-//! Must never show a secret, in an error or anywhere else.
+//! Signs outgoing calls as Standard Webhooks specifies: an HMAC over the id, the time and the exact bytes of the body.
+//! Errors and debug output must never contain a secret.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,16 +10,17 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig, ge
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// Padding or none: both are around.
+/// Accepts secrets with and without padding, because both are in use.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Shorter secrets than this are not what Standard Webhooks asks for.
+/// The minimum length of a secret in bytes, by Standard Webhooks.
 pub const SHORTEST: usize = 24;
 
-/// Every secret signs, so that receivers can go over from one to the next in their own time.
+/// The signing secrets. Every secret signs each call, so that receivers can switch from one secret to the next at any
+/// time.
 #[derive(Clone, Default)]
 pub struct Signer {
     keys: Arc<[Hmac<Sha256>]>,
@@ -33,7 +34,7 @@ impl fmt::Debug for Signer {
 }
 
 impl Signer {
-    /// Reads `whsec_<base64>`, several separated by commas. An error says which one is wrong by its place.
+    /// Parses secrets of the form `whsec_<base64>`, separated by commas. An error names a bad secret by its number.
     pub fn parse(text: &str) -> Result<Signer, String> {
         let mut keys = Vec::new();
         let mut shortest = None;
@@ -44,22 +45,22 @@ impl Signer {
                 format!("must be secrets of the form whsec_<base64>, separated by commas; number {} is not", i + 1)
             })?;
             shortest = Some(shortest.map_or(key.len(), |other: usize| other.min(key.len())));
-            keys.push(Hmac::new_from_slice(&key).map_err(|_| format!("number {} cannot be used", i + 1))?);
+            keys.push(Hmac::new_from_slice(&key).map_err(|_| format!("number {} is not a valid HMAC key", i + 1))?);
         }
         Ok(Signer { keys: keys.into(), shortest })
     }
 
-    /// Bytes of the shortest secret; none without secrets.
+    /// Returns the length of the shortest secret in bytes, or `None` without secrets.
     pub fn shortest(&self) -> Option<usize> {
         self.shortest
     }
 
-    /// Whether there is a secret to sign with.
+    /// Whether any secret is configured.
     pub fn signs(&self) -> bool {
         !self.keys.is_empty()
     }
 
-    /// The value of `webhook-signature`; none without secrets.
+    /// Returns the value of the header `webhook-signature`, or `None` without secrets.
     pub fn sign(&self, id: &str, timestamp: u64, body: &[u8]) -> Option<String> {
         let signatures: Vec<String> = self
             .keys
@@ -83,14 +84,14 @@ mod tests {
     const SECOND: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
     #[test]
-    fn the_published_example_is_reproduced() {
+    fn the_signature_matches_the_example_of_standard_webhooks() {
         let signer = Signer::parse(FIRST).unwrap();
         let signature = signer.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
         assert_eq!(signature.unwrap(), "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
     }
 
     #[test]
-    fn receivers_with_either_secret_accept_it() {
+    fn receivers_with_either_secret_accept_the_signature() {
         let signer = Signer::parse(&format!("{FIRST}, {SECOND}")).unwrap();
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         for body in [&b""[..], b"{}", "{\"a\":\"\u{e9}\"}".as_bytes()] {
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn without_secrets_nothing_is_signed() {
+    fn calls_are_not_signed_without_secrets() {
         for text in ["", " , "] {
             let signer = Signer::parse(text).unwrap();
             assert_eq!((signer.sign("id", 1, b""), signer.shortest()), (None, None));
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_secret_is_not_shown() {
+    fn errors_and_debug_output_contain_no_secret() {
         for text in
             ["hunter22", "whsec_", "whsec_hunter22!", "whsec_MfKQ9r8G,hunter22", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]
         {

@@ -1,5 +1,5 @@
-//! Writes what came of the calls of `on_start`, many answers in one transaction. An answer is never lost because the
-//! database is away or somebody else holds its task: it is kept aside and tried again while all others are written.
+//! Writes the answers to `on_start`, many in one transaction. An answer is never lost because the database is
+//! unavailable or another transaction has locked the task: the writer keeps it, writes the others and tries again.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -24,81 +24,85 @@ use crate::wake::Hints;
 use crate::webhook::CallError;
 
 /// Answers written by one transaction at most.
-const APPLY_LIMIT: usize = 200;
+const WRITE_LIMIT: usize = 200;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What came of one `on_start`.
-pub struct Answered {
+/// The answer to a call of `on_start`, or the error of the call.
+pub struct StartAnswer {
     pub(super) claim: ClaimId,
     pub(super) run: i32,
     pub(super) result: Result<Option<Action>, CallError>,
-    /// What of a good answer could not be taken, and why.
+    /// Why the cancel action of a 2xx answer was ignored.
     pub(super) ignored: Option<String>,
 }
 
 /// An answer that could not be written yet.
-struct Late {
-    answer: Answered,
-    again: Instant,
+struct UnwrittenAnswer {
+    answer: StartAnswer,
+    retry_at: Instant,
     pause: Duration,
 }
 
-pub struct Answers {
+/// Receives the answers from the calls and writes them.
+pub struct AnswerWriter {
     store: Store,
     held: HeldClaims,
-    incoming: mpsc::UnboundedReceiver<Answered>,
-    late: Vec<Late>,
+    incoming: mpsc::UnboundedReceiver<StartAnswer>,
+    unwritten: Vec<UnwrittenAnswer>,
 }
 
-impl Answers {
-    pub(super) fn new(store: Store, held: HeldClaims, incoming: mpsc::UnboundedReceiver<Answered>) -> Answers {
-        Answers { store, held, incoming, late: Vec::new() }
+impl AnswerWriter {
+    pub(super) fn new(store: Store, held: HeldClaims, incoming: mpsc::UnboundedReceiver<StartAnswer>) -> AnswerWriter {
+        AnswerWriter { store, held, incoming, unwritten: Vec::new() }
     }
 
-    /// Runs until every sender is gone, that is, until the loop and its calls have ended.
+    /// Runs until all senders are dropped, that is, until the caller and its calls have ended, and all answers are
+    /// written.
     pub async fn run(mut self) {
         while self.write_some().await {}
     }
 
-    /// Waits for answers and writes what has come; false when no more can come.
+    /// Waits for answers and writes those that have arrived. Returns false when no more can arrive.
     pub async fn write_some(&mut self) -> bool {
         let mut new = Vec::new();
-        let again = self.late.iter().map(|late| late.again).min();
-        match again {
+        let retry_at = self.unwritten.iter().map(|unwritten| unwritten.retry_at).min();
+        match retry_at {
             None => {
-                if self.incoming.recv_many(&mut new, APPLY_LIMIT).await == 0 {
+                if self.incoming.recv_many(&mut new, WRITE_LIMIT).await == 0 {
                     return false;
                 }
             }
-            Some(again) => tokio::select! {
-                count = self.incoming.recv_many(&mut new, APPLY_LIMIT) => {
+            Some(retry_at) => tokio::select! {
+                count = self.incoming.recv_many(&mut new, WRITE_LIMIT) => {
                     if count == 0 {
-                        tokio::time::sleep_until(again).await;
+                        tokio::time::sleep_until(retry_at).await;
                     }
                 }
-                () = tokio::time::sleep_until(again) => {}
+                () = tokio::time::sleep_until(retry_at) => {}
             },
         }
         let now = Instant::now();
-        let (due, waiting): (Vec<Late>, Vec<Late>) = self.late.drain(..).partition(|late| late.again <= now);
-        self.late = waiting;
-        let pauses: HashMap<ClaimId, Duration> = due.iter().map(|late| (late.answer.claim, late.pause)).collect();
-        let answers: Vec<Answered> = new.into_iter().chain(due.into_iter().map(|late| late.answer)).collect();
-        let unwritten = self.write(&answers).await;
-        let (left, done): (Vec<Answered>, Vec<Answered>) =
-            answers.into_iter().partition(|answer| unwritten.contains(&answer.claim));
-        self.held.done(done.iter().map(|answer| answer.claim));
+        let (due, not_due): (Vec<UnwrittenAnswer>, Vec<UnwrittenAnswer>) =
+            self.unwritten.drain(..).partition(|unwritten| unwritten.retry_at <= now);
+        self.unwritten = not_due;
+        let pauses: HashMap<ClaimId, Duration> = due.iter().map(|due| (due.answer.claim, due.pause)).collect();
+        let answers: Vec<StartAnswer> = new.into_iter().chain(due.into_iter().map(|due| due.answer)).collect();
+        let failed = self.write(&answers).await;
+        let (left, written): (Vec<StartAnswer>, Vec<StartAnswer>) =
+            answers.into_iter().partition(|answer| failed.contains(&answer.claim));
+        self.held.remove(written.iter().map(|answer| answer.claim));
         for answer in left {
             let pause = pauses.get(&answer.claim).map_or(FIRST_PAUSE, |pause| (*pause * 2).min(LONGEST_PAUSE));
-            self.late.push(Late { answer, again: Instant::now() + pause, pause });
+            self.unwritten.push(UnwrittenAnswer { answer, retry_at: Instant::now() + pause, pause });
         }
         self.store.wake().notify_local(Hints::START);
         true
     }
 
-    /// Answers which are still to be written. If all together cannot be, each stands for itself.
-    async fn write(&self, answers: &[Answered]) -> HashSet<ClaimId> {
+    /// Writes answers in one transaction or, if that fails, in one transaction each. Returns the claims whose answers
+    /// are still to be written.
+    async fn write(&self, answers: &[StartAnswer]) -> HashSet<ClaimId> {
         static LIMIT: LogLimit = LogLimit::new();
         let error = match self.store.retrying(Patience::Brief, |session| write(session, answers)).await {
             Ok(busy) => return busy,
@@ -106,12 +110,12 @@ impl Answers {
         };
         if error.is_unavailable() {
             if let Some(suppressed) = LIMIT.allows() {
-                tracing::warn!(%error, answers = answers.len(), suppressed, "answers to on_start are not written yet");
+                tracing::warn!(%error, answers = answers.len(), suppressed, "answers to on_start not written yet");
             }
             return answers.iter().map(|answer| answer.claim).collect();
         }
         if !error.is_busy() {
-            tracing::error!(%error, answers = answers.len(), "answers to on_start cannot be written together");
+            tracing::error!(%error, answers = answers.len(), "batch of answers to on_start not written");
         }
         let mut unwritten = HashSet::new();
         for one in answers {
@@ -119,15 +123,15 @@ impl Answers {
             match written.await {
                 Ok(busy) => unwritten.extend(busy),
                 Err(error) if error.is_unavailable() => {
-                    // Those that were written already find that their claim has moved on.
+                    // Writing an answer a second time changes nothing, because its claim has moved on.
                     return answers.iter().map(|answer| answer.claim).collect();
                 }
                 Err(error) if error.is_busy() || error.is_unavailable() || error.is_transient() => {
                     unwritten.insert(one.claim);
                 }
                 Err(error) => {
-                    // Its task comes back when its lease ends.
-                    tracing::error!(task.id = %one.claim.0, %error, "an answer to on_start cannot be written");
+                    // The timeout loop returns the task to the queue when its lease ends.
+                    tracing::error!(task.id = %one.claim.0, %error, "answer to on_start lost");
                 }
             }
         }
@@ -135,8 +139,9 @@ impl Answers {
     }
 }
 
-/// Answers which tasks somebody else holds: nothing was written about those.
-async fn write(session: Session, answers: &[Answered]) -> store::Result<HashSet<ClaimId>> {
+/// Writes answers in one transaction. Returns the claims whose rows another transaction has locked, for which nothing
+/// was written.
+async fn write(session: Session, answers: &[StartAnswer]) -> store::Result<HashSet<ClaimId>> {
     let mut tx = session.begin(Actor::Loop(NAME)).await?;
     let by = session.instance();
     let (mut started, mut actions) = (Vec::new(), Vec::new());
@@ -155,8 +160,8 @@ async fn write(session: Session, answers: &[Answered]) -> store::Result<HashSet<
         }
     }
     let mut busy = HashSet::new();
-    // Failures first: their cascade locks other rows, and all rows are locked in one go. What was started may be above
-    // what fails.
+    // Failures first: their cascade locks other rows, among them perhaps ancestors that this transaction starts, and
+    // all rows must be locked at once.
     if !failed.is_empty() {
         let decide = |task: &Task, moment: Moment| -> Decision {
             let Some(error) = failed.get(&(task.id, task.claim)) else { return Ok(None) };
@@ -168,8 +173,8 @@ async fn write(session: Session, answers: &[Answered]) -> store::Result<HashSet<
         let unlocked: HashSet<Uuid> = locked.tasks.iter().map(|task| task.id).collect();
         let missing: Vec<Uuid> = failed.keys().map(|(id, _)| *id).filter(|id| !unlocked.contains(id)).collect();
         if !missing.is_empty() {
-            let there = details::existing(&mut tx, &missing).await?;
-            busy.extend(failed.keys().filter(|(id, _)| there.contains(id)));
+            let existing = details::existing(&mut tx, &missing).await?;
+            busy.extend(failed.keys().filter(|(id, _)| existing.contains(id)));
         }
         let locked = dead_ends::lock_ancestors(&mut tx, locked, decide).await?;
         let decided: Vec<Transition> =
@@ -181,10 +186,10 @@ async fn write(session: Session, answers: &[Answered]) -> store::Result<HashSet<
         actions.retain(|cancel| !written.busy.contains(&cancel.claim));
         outbox::keep_cancel_actions(&mut tx, &actions).await?;
         if !written.busy.is_empty() {
-            // One that is not there any more is in nobody's hands.
+            // A deleted task is not locked: its answer is done.
             let ids: Vec<Uuid> = written.busy.iter().map(|(id, _)| *id).collect();
-            let there = details::existing(&mut tx, &ids).await?;
-            busy.extend(written.busy.into_iter().filter(|(id, _)| there.contains(id)));
+            let existing = details::existing(&mut tx, &ids).await?;
+            busy.extend(written.busy.into_iter().filter(|(id, _)| existing.contains(id)));
         }
     }
     tx.commit().await?;

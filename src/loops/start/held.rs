@@ -1,4 +1,5 @@
-//! The claims that this instance holds: which tasks it may still call, and until when.
+//! The claims that this instance holds from the claim until the answer is written: which tasks it may still call, and
+//! until when.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,12 +11,12 @@ use super::queue::QueuedCall;
 use crate::store::tasks::lease::{ClaimId, Kept};
 use crate::store::tasks::transitions::Claimed;
 
-/// Claims looked at again together at most.
-const ASKED: usize = 500;
-/// A claim that is older than this may have been canceled meanwhile: it is looked at again before the call.
+/// Claims confirmed by one query at most.
+const CONFIRM_LIMIT: usize = 500;
+/// A task that was claimed longer ago than this may have been canceled, so its claim is confirmed before the call.
 const FRESH: Duration = Duration::from_millis(10);
 
-/// What was claimed here and has no written result yet.
+/// The claims of this instance whose answers are not written yet. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct HeldClaims(Arc<Mutex<HashMap<Uuid, HeldClaim>>>);
 
@@ -23,14 +24,23 @@ pub(super) struct HeldClaims(Arc<Mutex<HashMap<Uuid, HeldClaim>>>);
 struct HeldClaim {
     /// The number of the claim.
     claim: i32,
-    /// When it was last known to be ours.
-    known: Instant,
-    /// Until when it is so at least, by the clock of this machine.
-    until: Instant,
-    /// Its webhook has been called: from here on only the answer ends it.
+    /// When the database last confirmed the claim.
+    confirmed: Instant,
+    /// When the lease ends at the earliest, by the clock of this machine.
+    leased_until: Instant,
+    /// Whether the call has begun. From then on, only its answer ends the claim.
     called: bool,
-    /// How much of it is held in memory.
+    /// Bytes of memory that the task takes.
     bytes: usize,
+}
+
+/// Whether this instance may call a claimed task.
+pub(super) enum MayCall {
+    Yes,
+    /// The claim may still be held, but its lease is nearly over or another transaction has locked its row.
+    NotYet,
+    /// The claim was lost or canceled.
+    No,
 }
 
 impl HeldClaims {
@@ -42,54 +52,59 @@ impl HeldClaims {
         self.map().len()
     }
 
+    /// Returns the memory that all held tasks take.
     pub fn bytes(&self) -> usize {
-        self.map().values().map(|holding| holding.bytes).sum()
+        self.map().values().map(|held| held.bytes).sum()
     }
 
-    pub fn take(&self, claimed: &Claimed, known: Instant, until: Instant) {
-        let holding = HeldClaim { claim: claimed.claim, known, until, called: false, bytes: claimed.bytes };
-        self.map().insert(claimed.id, holding);
+    /// Adds a task that this instance has claimed.
+    pub fn add(&self, claimed: &Claimed, confirmed: Instant, leased_until: Instant) {
+        let held = HeldClaim { claim: claimed.claim, confirmed, leased_until, called: false, bytes: claimed.bytes };
+        self.map().insert(claimed.id, held);
     }
 
-    /// If it is not certain that all of these are still ours: which to ask about. With them go others that are still to
-    /// be called, those first that have not been asked about for longest.
-    pub fn doubtful(&self, batch: &[QueuedCall]) -> Vec<ClaimId> {
+    /// Returns the claims to confirm before calling `batch`: none if all of the batch are fresh. Otherwise other
+    /// uncalled claims come after those of the batch, the least recently confirmed first.
+    pub fn to_confirm(&self, batch: &[QueuedCall]) -> Vec<ClaimId> {
         let map = self.map();
-        let old = |holding: &HeldClaim| !holding.called && holding.known.elapsed() > FRESH;
-        if !batch.iter().any(|queued| map.get(&queued.claimed.id).is_some_and(old)) {
+        let stale = |held: &HeldClaim| !held.called && held.confirmed.elapsed() > FRESH;
+        if !batch.iter().any(|queued| map.get(&queued.claimed.id).is_some_and(stale)) {
             return Vec::new();
         }
-        let soon: HashSet<Uuid> = batch.iter().map(|queued| queued.claimed.id).collect();
-        let mut doubtful: Vec<(bool, Instant, Uuid, i32)> =
-            map.iter().filter(|(_, h)| old(h)).map(|(id, h)| (!soon.contains(id), h.known, *id, h.claim)).collect();
-        doubtful.sort_unstable();
-        doubtful.into_iter().take(ASKED).map(|(_, _, id, claim)| (id, claim)).collect()
+        let in_batch: HashSet<Uuid> = batch.iter().map(|queued| queued.claimed.id).collect();
+        let mut claims: Vec<(bool, Instant, Uuid, i32)> = map
+            .iter()
+            .filter(|(_, held)| stale(held))
+            .map(|(id, held)| (!in_batch.contains(id), held.confirmed, *id, held.claim))
+            .collect();
+        claims.sort_unstable();
+        claims.into_iter().take(CONFIRM_LIMIT).map(|(_, _, id, claim)| (id, claim)).collect()
     }
 
-    /// `None`: it is no longer ours to call. `Some(false)`: it may be, but its lease is nearly over, or somebody else holds
-    /// it.
-    pub fn about_to_call(&self, claim: ClaimId, lease: Duration, busy: bool) -> Option<bool> {
+    /// Decides whether to call a task now, and marks it as called if so.
+    pub fn begin_call(&self, claim: ClaimId, lease: Duration, busy: bool) -> MayCall {
         let mut map = self.map();
-        let holding = map.get_mut(&claim.0).filter(|holding| holding.claim == claim.1)?;
-        holding.called = !busy && Instant::now() + lease / 10 < holding.until;
-        Some(holding.called)
+        let Some(held) = map.get_mut(&claim.0).filter(|held| held.claim == claim.1) else { return MayCall::No };
+        held.called = !busy && Instant::now() + lease / 10 < held.leased_until;
+        if held.called { MayCall::Yes } else { MayCall::NotYet }
     }
 
     pub fn all(&self) -> Vec<ClaimId> {
-        self.map().iter().map(|(id, holding)| (*id, holding.claim)).collect()
+        self.map().iter().map(|(id, held)| (*id, held.claim)).collect()
     }
 
-    /// Of those that were `asked` about, only those that were kept are still ours, `until` then at least; what is not,
-    /// and is not called yet, is dropped. Those that are about to be called were ours `at` that time.
-    pub fn keep(&self, asked: &[ClaimId], kept: &Kept, at: Option<Instant>, until: Instant) {
+    /// Applies what the database answered about the claims `asked`. Claims that were kept are leased until
+    /// `leased_until` at least, and `confirmed`, if given, is the time of their confirmation. Uncalled claims that were
+    /// lost are removed.
+    pub fn update(&self, asked: &[ClaimId], kept: &Kept, confirmed: Option<Instant>, leased_until: Instant) {
         let mut map = self.map();
         for claim in asked {
-            match map.get_mut(&claim.0).filter(|holding| holding.claim == claim.1) {
-                Some(holding) if kept.ours.contains(claim) => {
-                    holding.known = at.unwrap_or(holding.known);
-                    holding.until = holding.until.max(until);
+            match map.get_mut(&claim.0).filter(|held| held.claim == claim.1) {
+                Some(held) if kept.ours.contains(claim) => {
+                    held.confirmed = confirmed.unwrap_or(held.confirmed);
+                    held.leased_until = held.leased_until.max(leased_until);
                 }
-                Some(holding) if !holding.called && !kept.busy.contains(claim) => {
+                Some(held) if !held.called && !kept.busy.contains(claim) => {
                     map.remove(&claim.0);
                 }
                 _ => {}
@@ -97,17 +112,19 @@ impl HeldClaims {
         }
     }
 
-    pub fn drop_uncalled(&self) -> Vec<ClaimId> {
+    /// Removes and returns the claims whose call has not begun.
+    pub fn remove_uncalled(&self) -> Vec<ClaimId> {
         let mut map = self.map();
-        let uncalled = map.iter().filter(|(_, h)| !h.called).map(|(id, h)| (*id, h.claim)).collect();
-        map.retain(|_, h| h.called);
+        let uncalled = map.iter().filter(|(_, held)| !held.called).map(|(id, held)| (*id, held.claim)).collect();
+        map.retain(|_, held| held.called);
         uncalled
     }
 
-    pub fn done(&self, claims: impl Iterator<Item = ClaimId>) {
+    /// Removes claims whose answers are written.
+    pub fn remove(&self, claims: impl Iterator<Item = ClaimId>) {
         let mut map = self.map();
         for (id, claim) in claims {
-            if map.get(&id).is_some_and(|holding| holding.claim == claim) {
+            if map.get(&id).is_some_and(|held| held.claim == claim) {
                 map.remove(&id);
             }
         }

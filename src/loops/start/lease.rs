@@ -1,4 +1,5 @@
-//! Keeps the leases of claimed tasks, and gives back at shutdown what was not started.
+//! Renews the leases of all held claims from the claim until the answer is written. At shutdown, returns the tasks that
+//! were not called to the queue of the database.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +11,16 @@ use super::held::HeldClaims;
 use crate::store::tasks::{lease, transitions};
 use crate::store::{self, Actor, Patience, Session, Store};
 
-/// Keeps the leases of what is held, and gives back at the end what was not started.
-pub struct Keeper {
+/// Renews the leases of the claims that this instance holds.
+pub struct LeaseKeeper {
     pub(super) store: Store,
     pub(super) held: HeldClaims,
     pub(super) tracker: TaskTracker,
     pub(super) lease: Duration,
 }
 
-impl Keeper {
-    /// Renews at a third of the lease, so that one lost renewal does no harm.
+impl LeaseKeeper {
+    /// Renews all leases at each third of their length, so that one failed renewal does no harm.
     pub async fn run(&self, shutdown: CancellationToken) {
         loop {
             tokio::select! {
@@ -27,11 +28,12 @@ impl Keeper {
                 () = shutdown.cancelled() => return,
             }
             if let Err(error) = self.renew().await {
-                tracing::warn!(%error, "leases were not renewed");
+                tracing::warn!(%error, "leases not renewed");
             }
         }
     }
 
+    /// Renews the leases of all held claims once.
     pub async fn renew(&self) -> store::Result<()> {
         let held = self.held.all();
         if held.is_empty() {
@@ -40,19 +42,19 @@ impl Keeper {
         let (held, lease, at) = (held.as_slice(), self.lease, Instant::now());
         let renew = |session: Session| async move { lease::renew(&session, held, lease).await };
         let kept = self.store.retrying(Patience::Brief, renew).await?;
-        self.held.keep(held, &kept, None, at + lease);
+        self.held.update(held, &kept, None, at + lease);
         Ok(())
     }
 
-    /// Ends in good order, once the loop and the caller have ended: what was not called goes back into the queue, and
-    /// the calls under way get `grace` to be answered. Their leases are still renewed meanwhile.
+    /// Completes the shutdown after the loop and the caller have ended. Returns uncalled tasks to the queue and waits
+    /// up to `grace` for the calls in progress, whose leases it still renews.
     pub async fn drain(&self, grace: Duration) {
-        let unstarted = self.held.drop_uncalled();
-        if !unstarted.is_empty() {
-            let unstarted = unstarted.as_slice();
+        let uncalled = self.held.remove_uncalled();
+        if !uncalled.is_empty() {
+            let uncalled = uncalled.as_slice();
             let write = |session: Session| async move {
                 let mut tx = session.begin(Actor::Loop(NAME)).await?;
-                let count = transitions::give_back(&mut tx, unstarted).await?;
+                let count = transitions::give_back(&mut tx, uncalled).await?;
                 tx.commit().await?;
                 Ok(count)
             };
@@ -61,8 +63,11 @@ impl Keeper {
                 result => result,
             };
             match given_back {
-                Ok(count) => tracing::info!(count, "unstarted tasks given back"),
-                Err(error) => tracing::warn!(%error, "unstarted tasks not given back: their leases will end"),
+                Ok(count) => tracing::info!(count, "unstarted tasks returned to the queue"),
+                // The timeout loop returns them when their leases end.
+                Err(error) => {
+                    tracing::warn!(%error, count = uncalled.len(), "unstarted tasks not returned to the queue");
+                }
             }
         }
         self.tracker.close();
@@ -79,7 +84,8 @@ impl Keeper {
             }
         };
         if tokio::time::timeout(grace, waiting).await.is_err() {
-            tracing::warn!(calls = self.tracker.len(), "calls are still unanswered: their leases will end");
+            // The timeout loop of another instance takes over when the leases end.
+            tracing::warn!(calls = self.tracker.len(), "calls unanswered at shutdown");
         }
     }
 }

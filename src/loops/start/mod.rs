@@ -1,5 +1,6 @@
-//! Claims tasks to be started. The calls are made by `calls`, with no connection held, and what came of them is written
-//! by `answers`.
+//! Starts tasks, in four steps. The loop in this file claims tasks and puts them into the `queue`. The `caller` calls
+//! their `on_start` without a database connection. `answers` writes the results. Meanwhile `held` knows which claims
+//! this instance holds, and `lease` renews them.
 
 pub mod answers;
 pub mod caller;
@@ -20,21 +21,21 @@ use crate::store::tasks::transitions::{self, Claims};
 use crate::store::{self, Actor, Patience, Session, Store};
 use crate::wake::Hints;
 use crate::webhook::Client;
-use answers::Answers;
+use answers::AnswerWriter;
 use caller::StartCaller;
 use held::HeldClaims;
 use queue::{CallQueue, QueuedCall};
 
-/// The name of the loop, and the actor of everything it writes.
+/// The name of the loop and the actor of its transactions.
 const NAME: &str = "start";
-/// Tasks claimed by one statement at most; past a few hundred a larger batch gains nothing.
+/// Tasks claimed by one statement at most. Beyond a few hundred, a larger batch gains nothing.
 const CLAIM_LIMIT: usize = 200;
-/// Tasks looked at by one claim at most, where rules block most of them.
-const LOOK_LIMIT: usize = 2000;
-/// Of those that stand aside for their receiver, how many times the calls at once are held beside what can be called.
-/// A bound, because what is claimed here nobody else can start.
-const ASIDE: usize = 8;
-/// What the actions of all tasks that are claimed here may have; past it nothing more is claimed.
+/// Tasks examined by one claim at most, where rules block most of them.
+const EXAMINE_LIMIT: usize = 2000;
+/// Tasks that may be set aside in addition to the callable ones, as a multiple of the concurrency. Bounded, because no
+/// other instance can start a task that is claimed here.
+const SET_ASIDE_FACTOR: usize = 8;
+/// Bytes of the actions of all held tasks above which the loop claims nothing more.
 const HELD_BYTES: usize = 16 * 1024 * 1024;
 
 pub struct StartSettings {
@@ -43,18 +44,18 @@ pub struct StartSettings {
     pub concurrency: usize,
 }
 
-/// The loop: claims, and hands over to the [`StartCaller`].
+/// The loop, which claims tasks and queues their calls for the [`StartCaller`].
 pub struct Start {
     store: Store,
     settings: StartSettings,
     held: HeldClaims,
     queue: CallQueue,
-    /// How many of the queue the next claim looks at.
-    look: AtomicUsize,
+    /// Tasks that the next claim examines.
+    examine: AtomicUsize,
 }
 
 impl Start {
-    pub fn new(store: Store, client: Client, settings: StartSettings) -> (Start, StartCaller, Answers) {
+    pub fn new(store: Store, client: Client, settings: StartSettings) -> (Start, StartCaller, AnswerWriter) {
         let (results, incoming) = mpsc::unbounded_channel();
         let (held, queue) = (HeldClaims::default(), CallQueue::default());
         let caller = StartCaller {
@@ -67,41 +68,43 @@ impl Start {
             tracker: TaskTracker::new(),
             results,
         };
-        let answers = Answers::new(store.clone(), held.clone(), incoming);
-        (Start { store, settings, held, queue, look: AtomicUsize::new(0) }, caller, answers)
+        let answers = AnswerWriter::new(store.clone(), held.clone(), incoming);
+        (Start { store, settings, held, queue, examine: AtomicUsize::new(0) }, caller, answers)
     }
 
-    async fn claim(&self, limit: usize, look: usize) -> store::Result<Granted> {
-        let claim = |session| self.claim_once(session, limit, look);
+    async fn claim(&self, limit: usize, examine: usize) -> store::Result<Granted> {
+        let claim = |session| self.claim_once(session, limit, examine);
         match self.store.retrying(Patience::Brief, claim).await {
-            // Something that some of them need is in other hands: without those.
+            // Another transaction has locked rows that some of the tasks need: claim the others.
             Err(error) if error.is_busy() => self.store.retrying(Patience::Least, claim).await,
             granted => granted,
         }
     }
 
-    async fn claim_once(&self, session: Session, limit: usize, look: usize) -> store::Result<Granted> {
+    async fn claim_once(&self, session: Session, limit: usize, examine: usize) -> store::Result<Granted> {
         let mut tx = session.begin_claim(Actor::Loop(Self::NAME)).await?;
-        let at = Instant::now();
-        let claims = transitions::claim(&mut tx, limit, look, self.settings.lease).await?;
-        // Nobody to call: it runs from now on and waits for a report.
+        let before_leases = Instant::now();
+        let claims = transitions::claim(&mut tx, limit, examine, self.settings.lease).await?;
+        // A task without `on_start` is Running at once and waits for a report.
         let silent = claims.tasks.iter().filter(|claimed| claimed.on_start.is_none());
         let silent: Vec<transitions::StartedClaim> =
             silent.map(|claimed| transitions::StartedClaim { claim: claimed.claim_id(), ignored: None }).collect();
         if !silent.is_empty() {
             transitions::started(&mut tx, &silent).await?;
         }
-        let known = Instant::now();
+        let before_commit = Instant::now();
         tx.commit().await?;
-        Ok(Granted { claims, at, known })
+        Ok(Granted { claims, before_leases, before_commit })
     }
 }
 
-/// What was claimed. The leases began after `at`; from `known` on each task may be canceled or reported.
+/// The result of a claim.
 struct Granted {
     claims: Claims,
-    at: Instant,
-    known: Instant,
+    /// The leases began after this.
+    before_leases: Instant,
+    /// From the commit on, each task may be canceled or reported.
+    before_commit: Instant,
 }
 
 impl Loop for Start {
@@ -116,40 +119,43 @@ impl Loop for Start {
     }
 
     async fn tick(&self) -> store::Result<Tick> {
-        // As many again as can be called at once: the next ones are there when a call ends.
+        // Twice the concurrency, so that the next task is claimed already when a call ends.
         let concurrency = self.settings.concurrency;
-        let room = (concurrency * 2 + self.queue.aside().min(concurrency * ASIDE)).saturating_sub(self.held.len());
-        // Not for a few at a time, while there are others to call.
+        let set_aside = self.queue.set_aside_count().min(concurrency * SET_ASIDE_FACTOR);
+        let room = (concurrency * 2 + set_aside).saturating_sub(self.held.len());
+        // While there are calls in the queue, wait until a larger batch can be claimed.
         if room == 0 || room < concurrency / 2 && self.queue.len() > 0 || self.held.bytes() > HELD_BYTES {
             return Ok(Tick::default());
         }
         let limit = room.min(CLAIM_LIMIT);
-        let Granted { claims, at, known } = match self.claim(limit, self.look.load(Ordering::Relaxed)).await {
+        let granted = match self.claim(limit, self.examine.load(Ordering::Relaxed)).await {
             Ok(granted) => granted,
-            // New matchers are being counted, or somebody keeps everybody from claiming.
+            // Another transaction counts the tasks of new matchers or holds the claim lock.
             Err(error) if error.is_busy() => return Ok(Tick { due_in: Some(0.0), ..Tick::default() }),
             Err(error) => return Err(error),
         };
+        let Granted { claims, before_leases, before_commit } = granted;
         let Claims { tasks: claimed, parked, busy, more, unknown } = claims;
-        // Where most are blocked they are put out of the way faster than they are claimed.
-        self.look.store(if parked * 2 > limit || busy > 0 { LOOK_LIMIT } else { limit }, Ordering::Relaxed);
+        // Where rules block most tasks, a claim examines more of them, to move them to their blocked groups quickly.
+        let examine = if parked * 2 > limit || busy > 0 { EXAMINE_LIMIT } else { limit };
+        self.examine.store(examine, Ordering::Relaxed);
         let processed = claimed.len();
         for mut claimed in claimed {
             if let Some(action) = claimed.on_start.take() {
-                self.held.take(&claimed, known, at + self.settings.lease);
-                self.queue.push(QueuedCall { claimed, action, place: None });
+                self.held.add(&claimed, before_commit, before_leases + self.settings.lease);
+                self.queue.push(QueuedCall { claimed, action, host_permit: None });
             }
         }
-        // After all that was claimed is in the queue. What keeps it from being known now does not for ever.
-        let mut known = false;
+        // Only after all claimed tasks are queued. If this fails, a later tick tries again.
+        let mut registered = false;
         if !unknown.is_empty() {
             match matchers::try_register(&self.store, &unknown).await {
-                Ok(()) => known = true,
-                Err(error) => tracing::debug!(%error, "matchers not registered yet"),
+                Ok(()) => registered = true,
+                Err(error) => tracing::debug!(%error, "matchers not registered"),
             }
         }
-        // Where everything that was looked at is in other hands, there is nothing more to be had at once.
-        let more = known || more && (processed > 0 || parked > 0);
+        // If other transactions have locked all examined tasks, claiming again at once would find the same.
+        let more = registered || more && (processed > 0 || parked > 0);
         let due_in = (busy > 0 || !unknown.is_empty()).then_some(0.0);
         Ok(Tick { processed: processed as u64, more, due_in })
     }

@@ -1,5 +1,5 @@
-//! Tables and properties for what is public: every range at its edges, every way to carry an IPv4 address in an IPv6
-//! one. Never goes to the network.
+//! Tables and properties of public addresses: every range at its edges, and every way to embed an IPv4 address in an
+//! IPv6 address. No test uses the network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
-fn what_is_not_of_the_public_internet() {
+fn special_purpose_addresses_are_not_public() {
     let refused = [
         "0.0.0.0",
         "0.255.255.255",
@@ -92,7 +92,7 @@ fn what_is_not_of_the_public_internet() {
 }
 
 #[test]
-fn what_is() {
+fn assigned_addresses_next_to_special_ranges_are_public() {
     let public = [
         "1.1.1.1",
         "8.8.8.8",
@@ -128,7 +128,7 @@ fn what_is() {
 }
 
 #[test]
-fn ranges_hold_what_they_say() {
+fn networks_contain_the_addresses_of_their_prefix() {
     let cases = [
         ("10.0.0.0/8", "10.255.255.255", true),
         ("10.0.0.0/8", "11.0.0.0", false),
@@ -154,7 +154,7 @@ fn ranges_hold_what_they_say() {
     }
 }
 
-/// An IPv4 address that must not be reached, and all ways to write it as an IPv6 address.
+/// IPv4 addresses that are not public.
 fn forbidden() -> impl Strategy<Value = Ipv4Addr> {
     let in_range = |base: [u8; 4], prefix: u32| {
         let base = u32::from_be_bytes(base);
@@ -200,7 +200,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_read_or_refused(text in "\\PC{0,40}") {
+    fn parsing_a_network_never_panics(text in "\\PC{0,40}") {
         let _ = Network::parse(&text);
     }
 }

@@ -1,5 +1,5 @@
-//! What the guard lets through: all spellings of an address, what is allowed by name, and what a setting may say.
-//! Never goes to the network.
+//! What the guard permits: all spellings of an address, host names that are allowed, and the syntax of `WEBHOOK_ALLOW`.
+//! No test uses the network.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ fn check(guard: &Guard, url: &str) -> bool {
 }
 
 #[test]
-fn every_spelling_of_an_address_is_the_address() {
+fn every_spelling_of_a_forbidden_address_is_refused() {
     let guard = guard("");
     let refused = [
         "http://127.0.0.1/",
@@ -67,21 +67,21 @@ fn every_spelling_of_an_address_is_the_address() {
 }
 
 #[test]
-fn addresses_and_ranges_are_allowed_as_listed() {
+fn listed_addresses_and_ranges_are_allowed() {
     let guard = guard(" 10.1.2.3 , 192.168.0.0/16,[::1], fd00::/8,");
     for url in
         ["http://10.1.2.3/", "http://192.168.9.9/", "http://[::1]/", "http://[fd12::1]/", "http://[::ffff:10.1.2.3]/"]
     {
         assert!(check(&guard, url), "{url}");
     }
-    // A gateway's 10.1.2.3 is not ours.
+    // 10.1.2.3 behind a NAT64 gateway is a different host.
     for url in ["http://10.1.2.4/", "http://127.0.0.1/", "http://[fe80::1]/", "http://[64:ff9b::10.1.2.3]/"] {
         assert!(!check(&guard, url), "{url}");
     }
 }
 
 #[test]
-fn the_local_mode_allows_loopback_alone() {
+fn the_loopback_setting_allows_loopback_addresses_only() {
     let local = Guard::new(Allow::default(), true);
     for url in ["http://127.0.0.1/", "http://127.9.9.9/", "http://[::1]/", "http://[::ffff:127.0.0.1]/"] {
         assert!(check(&local, url), "{url}");
@@ -92,14 +92,14 @@ fn the_local_mode_allows_loopback_alone() {
 }
 
 #[test]
-fn a_name_gets_its_permitted_addresses_unless_it_is_allowed() {
+fn only_allowed_names_resolve_to_private_addresses() {
     let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
     let (public, private, metadata) = (at("8.8.8.8:0"), at("10.0.0.1:0"), at("[::ffff:169.254.169.254]:0"));
     let all = vec![private, public, metadata];
     let guard = guard("db, .Corp.Example, BÜCHER.example");
     assert_eq!(guard.filter("www.example", all.clone()), Ok(vec![public]));
     assert_eq!(guard.filter("www.example", vec![private, metadata]), Err(RefusedAddress::Name("www.example".into())));
-    assert_eq!(guard.filter("www.example", vec![]), Ok(vec![]), "that is the resolver's to tell");
+    assert_eq!(guard.filter("www.example", vec![]), Ok(vec![]), "the resolver reports a name without addresses");
     for name in ["db", "DB", "db.", "a.corp.example", "a.b.corp.example.", "xn--bcher-kva.example"] {
         assert_eq!(guard.filter(name, all.clone()), Ok(all.clone()), "{name}");
     }
@@ -111,7 +111,7 @@ fn a_name_gets_its_permitted_addresses_unless_it_is_allowed() {
 }
 
 #[test]
-fn what_is_none_of_these_is_refused() {
+fn malformed_entries_of_webhook_allow_are_refused() {
     for entry in [
         ".",
         "..",
@@ -142,15 +142,15 @@ fn what_is_none_of_these_is_refused() {
 
 proptest! {
     #[test]
-    fn any_text_is_read_or_refused_with_one_line(text in "(\\PC|[.,:/%\\[\\]0-9a-f]){0,60}") {
+    fn errors_about_webhook_allow_are_one_line(text in "(\\PC|[.,:/%\\[\\]0-9a-f]){0,60}") {
         if let Err(said) = text.parse::<Allow>() {
             prop_assert!(!said.contains('\n'));
         }
     }
 
-    /// Whatever number a URL holds as its host, it is judged as the address it means.
+    /// Decimal, hexadecimal, octal and mapped hosts are all checked as the IPv4 address they denote.
     #[test]
-    fn numbers_are_addresses(bits in any::<u32>()) {
+    fn numeric_hosts_are_checked_as_addresses(bits in any::<u32>()) {
         let guard = guard("");
         let address = std::net::Ipv4Addr::from_bits(bits);
         let permitted = guard.permits(address.into());

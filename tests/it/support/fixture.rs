@@ -9,12 +9,12 @@ use reprise::clock::Clock;
 use reprise::config::{Cli, Config};
 use reprise::handle::Handles;
 use reprise::http::{Api, Authenticator, Bodies, serve};
-use reprise::loops::deliver::{self, Deliver, Marks};
+use reprise::loops::deliver::{self, Deliver, ResultWriter};
 use reprise::loops::retention::Retention;
 use reprise::loops::retry::Retry;
 use reprise::loops::runner::Loop;
-use reprise::loops::start::answers::Answers;
-use reprise::loops::start::lease::Keeper;
+use reprise::loops::start::answers::AnswerWriter;
+use reprise::loops::start::lease::LeaseKeeper;
 use reprise::loops::start::{self, Start};
 use reprise::loops::timeout::Timeout;
 use reprise::service::Service;
@@ -31,10 +31,10 @@ pub struct Fixture {
     pub store: Store,
     pub api: Client,
     start: Start,
-    keeper: Keeper,
-    answers: Answers,
+    keeper: LeaseKeeper,
+    answers: AnswerWriter,
     deliver: Deliver,
-    marks: Marks,
+    results: ResultWriter,
 }
 
 /// The time at which every test begins.
@@ -100,7 +100,7 @@ impl Fixture {
         let concurrency = config.webhook.webhook_concurrency;
         let settings = start::StartSettings { interval, lease: config.lease(), concurrency };
         let (start, caller, answers) = Start::new(store.clone(), client.clone(), settings);
-        let keeper = caller.keeper();
+        let keeper = caller.lease_keeper();
         tokio::spawn(caller.run(CancellationToken::new()));
         let settings = deliver::DeliverySettings {
             interval,
@@ -111,8 +111,8 @@ impl Fixture {
             retry_base: Duration::from_millis(config.webhook.webhook_retry_base_ms),
             retry_max: Duration::from_millis(config.webhook.webhook_retry_max_ms),
         };
-        let (deliver, marks) = Deliver::new(store.clone(), client, settings);
-        Fixture { db, store, api: Client::new(base), start, keeper, answers, deliver, marks }
+        let (deliver, results) = Deliver::new(store.clone(), client, settings);
+        Fixture { db, store, api: Client::new(base), start, keeper, answers, deliver, results }
     }
 
     pub fn advance(&self, secs: i64) {
@@ -140,7 +140,7 @@ impl Fixture {
         claimed
     }
 
-    pub fn keeper(&self) -> &Keeper {
+    pub fn keeper(&self) -> &LeaseKeeper {
         &self.keeper
     }
 
@@ -160,7 +160,7 @@ impl Fixture {
         self.deliver.tracker().reopen();
         let mut left = sent;
         while left > 0 {
-            assert!(self.marks.write_some().await);
+            assert!(self.results.write_some().await);
             left = u64::try_from(self.deliver.in_flight()).unwrap();
         }
         sent
