@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use super::end_to_end::{Through, through};
-use super::{BULK, BULK_CLIENTS, Bench, Post, calling, tasks};
+use super::requests::{Post, calling, tasks};
+use super::{BULK, BULK_CLIENTS, Bench};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;

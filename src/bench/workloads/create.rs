@@ -3,7 +3,8 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use super::{BULK, BULK_CLIENTS, Bench, CLIENTS, Post, calling, cost, rate, tasks};
+use super::requests::{Post, calling, tasks};
+use super::{BULK, BULK_CLIENTS, Bench, CLIENTS, cost, rate};
 use crate::bench::environment::Target;
 use crate::bench::load;
 use crate::bench::progress::Progress;

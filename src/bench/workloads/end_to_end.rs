@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{BULK, BULK_CLIENTS, Bench, CLIENTS, PATIENCE, Post, calling, cost, rate, settled, tasks};
+use super::requests::{Post, calling, settled, tasks};
+use super::{BULK, BULK_CLIENTS, Bench, CLIENTS, PATIENCE, cost, rate};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;

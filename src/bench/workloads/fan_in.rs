@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::reports::Report;
-use super::{Bench, CLIENTS, SILENT, batch_number, cost, locked, millis, rate, settled};
+use super::requests::{SILENT, batch_number, locked, settled};
+use super::{Bench, CLIENTS, cost, millis, rate};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;

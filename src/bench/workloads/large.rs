@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Bench, PATIENCE, Post, settled};
+use super::requests::{Post, settled};
+use super::{Bench, PATIENCE};
 use crate::bench::environment::Target;
 use crate::bench::load;
 use crate::bench::progress::Progress;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::{Bench, PATIENCE, calling, cost, millis, tasks};
+use super::requests::{calling, tasks};
+use super::{Bench, PATIENCE, cost, millis};
 use crate::bench::environment::Target;
 use crate::bench::load::Latencies;
 use crate::bench::progress::Progress;

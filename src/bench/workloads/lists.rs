@@ -3,7 +3,8 @@
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Bench, cost, locked, millis};
+use super::requests::locked;
+use super::{Bench, cost, millis};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;

@@ -8,26 +8,24 @@ mod fan_in;
 mod large;
 mod latency;
 mod lists;
+mod reference;
 mod reports;
+mod requests;
 mod retry;
 mod soak;
 mod workload;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::environment::{Environment, Target, Usage};
-use super::load::{self, Measured, Requests};
-use super::progress::Progress;
+use super::load;
 use super::raw::fill;
-use super::raw::limits::{self, Limit};
-use super::report::{Cost, Figure, Measurement, Raw, Unit, megabytes};
+use super::report::{Cost, Figure, Measurement, Unit, megabytes};
 use super::sink::Sink;
-use super::wire::{self, Peer};
+use super::wire;
+use requests::{calling, cancel, failure, locked, tasks};
 
 pub use workload::{WORKLOADS, Workload};
 
@@ -191,193 +189,6 @@ impl Bench<'_> {
         let size = if self.quick { quick } else { full };
         ((size as f64 * self.scale).ceil() as usize).max(1)
     }
-
-    /// What PostgreSQL does by itself, at the same concurrency.
-    async fn limit(
-        &self,
-        target: &Target,
-        limit: Limit,
-        connections: usize,
-        count: usize,
-    ) -> Result<Option<Measured>, String> {
-        let Some(database) = &target.database else { return Ok(None) };
-        let progress = Progress::start(&format!("PostgreSQL alone: {}", limit.describe()), count);
-        limits::measure(database, limit, connections, count, &progress).await.map(Some)
-    }
-
-    /// The same as a rate.
-    async fn limit_rate(
-        &self,
-        target: &Target,
-        limit: Limit,
-        connections: usize,
-        count: usize,
-        unit: Unit,
-    ) -> Result<Option<Raw>, String> {
-        let measured = self.limit(target, limit, connections, count).await?;
-        Ok(measured.map(|measured| Raw {
-            what: limit.describe(),
-            figure: Figure::new("", rate(count, measured.elapsed), unit),
-        }))
-    }
-
-    /// The same as the time that one takes when nothing else goes on.
-    async fn limit_time(&self, target: &Target, limit: Limit, count: usize) -> Result<Option<Raw>, String> {
-        let measured = self.limit(target, limit, 1, count).await?;
-        Ok(measured.and_then(|measured| {
-            let figure = Figure::new("", millis(measured.latencies.quantile(0.5)?), Unit::Milliseconds);
-            Some(Raw { what: limit.describe(), figure })
-        }))
-    }
-}
-
-/// Creates tasks with the same body again and again, and remembers what came of it.
-struct Post {
-    body: Vec<u8>,
-    /// Whether the ids of the tasks are wanted, which costs more to find than that of the batch.
-    with_ids: bool,
-    batches: Mutex<Vec<Uuid>>,
-    ids: Mutex<Vec<Uuid>>,
-    made: Arc<Mutex<Vec<Uuid>>>,
-}
-
-impl Post {
-    fn new(target: &Target, body: String) -> Post {
-        let made = Arc::clone(&target.made);
-        Post { body: body.into(), with_ids: false, batches: Mutex::default(), ids: Mutex::default(), made }
-    }
-
-    fn keeping_ids(mut self) -> Post {
-        self.with_ids = true;
-        self
-    }
-
-    fn batches(&self) -> Vec<Uuid> {
-        locked(&self.batches).clone()
-    }
-
-    fn ids(&self) -> Vec<Uuid> {
-        locked(&self.ids).clone()
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Requests for Post {
-    fn write(&self, _: usize, peer: &Peer, buffer: &mut Vec<u8>) {
-        peer.request(buffer, "POST", "/task", &self.body);
-    }
-
-    fn expected(&self) -> u16 {
-        201
-    }
-
-    fn answered(&self, _: usize, body: &[u8]) {
-        let batch = wire::first_uuid(body, "batch_id");
-        locked(&self.batches).extend(batch);
-        locked(&self.made).extend(batch);
-        if self.with_ids {
-            let ids = wire::uuids(body, "id");
-            locked(&self.ids).extend(ids);
-        }
-    }
-}
-
-/// Tasks in the JSON of a request.
-fn tasks(count: usize, each: &str) -> String {
-    let mut body = String::with_capacity(count * (each.len() + 1) + 2);
-    body.push('[');
-    for i in 0..count {
-        if i > 0 {
-            body.push(',');
-        }
-        body.push_str(each);
-    }
-    body.push(']');
-    body
-}
-
-/// A task that waits for a report once it is claimed.
-const SILENT: &str = r#"{"name":"bench","kind":"bench","timeout":86400}"#;
-
-fn calling(sink: &Sink) -> String {
-    format!(
-        r#"{{"name":"bench","kind":"bench","timeout":86400,"on_start":{{"kind":"Webhook","params":{{"url":"{}","verb":"Post","body":{{"n":1}}}}}}}}"#,
-        sink.url
-    )
-}
-
-/// Creates `count` tasks that nobody is called for, and waits until all of them are Running.
-async fn running_tasks(target: &Target, count: usize) -> Result<Arc<Post>, String> {
-    let bulk = BULK.min(count);
-    let post = Arc::new(Post::new(target, tasks(bulk, SILENT)).keeping_ids());
-    let progress = Progress::start(&format!("{count} tasks to be Running"), count.div_ceil(bulk));
-    load::run(&target.peer, BULK_CLIENTS, 0..count.div_ceil(bulk), &post, &progress).await?;
-    settled(&target.peer, &post.batches(), "running", post.ids().len()).await?;
-    Ok(post)
-}
-
-/// A service that goes on keeps nothing alive of what was measured.
-async fn cancel(target: &Target) -> Result<(), String> {
-    let batches = std::mem::take(&mut *locked(&target.made));
-    let progress = Progress::start("cancel what is left", batches.len());
-    let count = batches.len();
-    load::run(&target.peer, CLIENTS, 0..count, &Arc::new(Stop(batches)), &progress).await?;
-    Ok(())
-}
-
-struct Stop(Vec<Uuid>);
-
-impl Requests for Stop {
-    fn write(&self, i: usize, peer: &Peer, buffer: &mut Vec<u8>) {
-        peer.request(buffer, "DELETE", &format!("/batch/{}", self.0[i]), b"");
-    }
-
-    fn expected(&self) -> u16 {
-        200
-    }
-}
-
-/// Waits until the tasks of these batches are all in a status, as the service itself counts them.
-async fn settled(peer: &Peer, batches: &[Uuid], status: &str, count: usize) -> Result<(), String> {
-    let started = Instant::now();
-    loop {
-        let mut found = 0;
-        for batch in batches {
-            found += batch_number(peer, *batch, &format!("/status_counts/{status}")).await?;
-        }
-        if found == count as u64 {
-            return Ok(());
-        }
-        if started.elapsed() > PATIENCE {
-            return Err(format!("{found} of {count} tasks are {status} after {} s", PATIENCE.as_secs()));
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// Waits until a task has failed; why.
-async fn failure(peer: &Peer, id: Uuid) -> Result<String, String> {
-    let path = format!("/task/{id}");
-    loop {
-        let (status, body) = load::once(peer, "GET", &path, b"").await?;
-        let task: Value = serde_json::from_slice(&body).unwrap_or_default();
-        match task["status"].as_str() {
-            Some("Failure") => return Ok(task["failure_reason"].as_str().unwrap_or("it does not say why").to_owned()),
-            Some(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-            None => return Err(format!("GET {path}: {status} {}", String::from_utf8_lossy(&body))),
-        }
-    }
-}
-
-/// A number in `GET /batch/{id}`.
-async fn batch_number(peer: &Peer, batch: Uuid, pointer: &str) -> Result<u64, String> {
-    let path = format!("/batch/{batch}");
-    let (status, body) = load::once(peer, "GET", &path, b"").await?;
-    let value: Value = serde_json::from_slice(&body).unwrap_or_default();
-    value.pointer(pointer).and_then(Value::as_u64).ok_or_else(|| format!("GET {path}: {status}, no {pointer}"))
 }
 
 /// Processor time between two moments, for 1,000 of `count`.

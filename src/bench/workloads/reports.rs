@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::{Bench, CLIENTS, batch_number, cost, rate, running_tasks, settled};
+use super::requests::{batch_number, running_tasks, settled};
+use super::{Bench, CLIENTS, cost, rate};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Requests};
 use crate::bench::progress::Progress;

@@ -8,7 +8,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::reports::Report;
-use super::{Bench, CLIENTS, PATIENCE, Post, cost, millis, rate, settled, tasks};
+use super::requests::{Post, settled, tasks};
+use super::{Bench, CLIENTS, PATIENCE, cost, millis, rate};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
