@@ -8,34 +8,34 @@ use clap::Args;
 use super::workloads::Workload;
 use crate::config::value::{parsed, whole};
 
-/// What to measure, on which service, and how to report it.
+/// The arguments of `reprise bench`.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct BenchArgs {
-    /// What to measure [default: all but soak]
+    /// Workloads to measure [default: all except soak]
     #[arg(value_name = "WORKLOAD", value_parser = Workload::parse)]
     pub(super) workloads: Vec<Workload>,
-    /// A service that runs already, `http://host:port` [default: one is started]
+    /// Measure a running service, `http://host:port` [default: start one]
     #[arg(long, value_name = "URL")]
     pub(super) url: Option<String>,
-    /// A key for it
+    /// API key for the service at --url
     #[arg(long, value_name = "KEY", requires = "url")]
     pub(super) key: Option<String>,
-    /// Where this program listens for the service's calls
+    /// Address on which the benchmark listens for the calls of the service
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0", value_parser = parsed::<SocketAddr>("an IP address with a port, such as 127.0.0.1:0"))]
     pub(super) sink: SocketAddr,
-    /// Smaller sizes: all of it in a minute or two
+    /// Use smaller sizes; measures everything in a minute or two
     #[arg(long)]
     pub(super) quick: bool,
-    /// Finished tasks in the table for the workloads that want it filled [default: 5000000, or 200000 with --quick]
+    /// Number of finished tasks in the table for e2e-filled and lists [default: 5000000, or 200000 with --quick]
     #[arg(long, value_name = "N", value_parser = whole(0..=1_000_000_000usize))]
     pub(super) filled: Option<usize>,
-    /// Write everything as JSON; `-` for standard output, instead of the table
+    /// Write all results as JSON; `-` writes them to standard output instead of the table
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Only say which workloads there are
+    /// List the workloads and exit
     #[arg(long)]
     pub(super) list: bool,
-    /// All sizes times this
+    /// Multiply all sizes by this factor
     #[arg(long, value_name = "FACTOR", default_value = "1", hide = true)]
     pub(super) scale: f64,
 }

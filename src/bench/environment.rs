@@ -1,5 +1,6 @@
-//! Where workloads run: a service that is there already, or one of our own for each workload, on a fresh database of a
-//! private PostgreSQL or of the server that `DATABASE_URL` names. What was made here is removed at the end.
+//! The services that workloads run against: either a running one, or a new one for each workload, on a fresh database
+//! of a private PostgreSQL or of the server that `DATABASE_URL` names. The environment removes everything it has
+//! created.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,30 +15,31 @@ use super::wire::Peer;
 use crate::config::Config;
 use crate::database;
 
-/// Two services, and as many connections as there are clients.
+/// The smallest `max_connections` of the private PostgreSQL: enough for two services and one connection per client.
 const CONNECTIONS: u32 = 200;
 const CLIENTS: u32 = 64;
 
 pub struct Environment {
     kind: Kind,
     settings: Vec<(&'static str, String)>,
-    numbered: AtomicU32,
-    /// The batches that were created, for a service that goes on afterwards.
-    made: Arc<Mutex<Vec<Uuid>>>,
-    /// Databases that are still there.
-    left: Mutex<Vec<String>>,
+    next_number: AtomicU32,
+    /// The batches that the workloads created, to cancel them in a service that keeps running.
+    created_batches: Arc<Mutex<Vec<Uuid>>>,
+    /// The databases that are not dropped yet.
+    databases: Mutex<Vec<String>>,
 }
 
 enum Kind {
-    /// A service that somebody else runs, and perhaps its database.
+    /// A service that is already running and, if known, its database.
     Given { peer: Peer, database: Option<Database> },
-    /// A server on which databases can be made.
+    /// A server on which the environment creates databases.
     Own { server: Database, embedded: Option<Private> },
 }
 
-/// A private PostgreSQL in a directory that is removed with it.
+/// A private PostgreSQL whose data directory is removed at the end.
 struct Private {
     embedded: Embedded,
+    /// The directory above the data directory, if it was created as well.
     parent: Option<PathBuf>,
 }
 
@@ -45,13 +47,14 @@ struct Private {
 pub struct Target {
     pub peer: Peer,
     pub database: Option<Database>,
+    /// The process id of PostgreSQL, if it runs on this machine.
     pub postgres: Option<i32>,
-    /// The batches that were created.
-    pub made: Arc<Mutex<Vec<Uuid>>>,
+    /// The batches that the workload created.
+    pub created_batches: Arc<Mutex<Vec<Uuid>>>,
     own: Option<(ServiceProcess, String)>,
 }
 
-/// Seconds of processor time so far, where they are known.
+/// Seconds of processor time used so far, where known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     pub service: Option<f64>,
@@ -60,6 +63,7 @@ pub struct Usage {
 }
 
 impl Environment {
+    /// An environment for a service that is already running.
     pub fn given(url: &str, key: Option<&str>, config: &Config) -> Result<Environment, String> {
         let authority = authority(url)?;
         let database = config.database_url().map(Database::new);
@@ -67,6 +71,7 @@ impl Environment {
         Ok(Environment::new(kind, Vec::new()))
     }
 
+    /// An environment that starts its services.
     pub async fn own(config: &Config) -> Result<Environment, String> {
         let embedded = match config.database_url() {
             Some(_) => None,
@@ -78,14 +83,20 @@ impl Environment {
     }
 
     fn new(kind: Kind, settings: Vec<(&'static str, String)>) -> Environment {
-        Environment { kind, settings, numbered: AtomicU32::default(), made: Arc::default(), left: Mutex::default() }
+        Environment {
+            kind,
+            settings,
+            next_number: AtomicU32::default(),
+            created_batches: Arc::default(),
+            databases: Mutex::default(),
+        }
     }
 
     pub fn is_own(&self) -> bool {
         matches!(self.kind, Kind::Own { .. })
     }
 
-    /// Facts about the database server, where it can be asked.
+    /// Returns the facts about the database server, if the database is known.
     pub async fn facts(&self) -> Result<Vec<(String, String)>, String> {
         match &self.kind {
             Kind::Own { server, .. } => server.facts().await,
@@ -94,7 +105,7 @@ impl Environment {
         }
     }
 
-    /// A service with nothing in its tables, or the one that was given.
+    /// Starts a service with empty tables, or returns the running one.
     pub async fn target(&self) -> Result<Target, String> {
         let server = match &self.kind {
             Kind::Own { server, .. } => server,
@@ -104,38 +115,44 @@ impl Environment {
                     None => None,
                 };
                 let (peer, database) = (peer.clone(), database.clone());
-                return Ok(Target { peer, database, postgres, made: Arc::clone(&self.made), own: None });
+                return Ok(Target {
+                    peer,
+                    database,
+                    postgres,
+                    created_batches: Arc::clone(&self.created_batches),
+                    own: None,
+                });
             }
         };
-        let number = self.numbered.fetch_add(1, Ordering::Relaxed);
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let name = format!("reprise_bench_{}_{number}", std::process::id());
         server.execute(&format!("create database {name}")).await?;
-        self.left().push(name.clone());
+        self.databases().push(name.clone());
         let database = server.named(&name)?;
         let service = ServiceProcess::start(&database.url, &self.settings).await?;
         let postgres = database.process().await?;
         let peer = Peer::new(&service.authority, None);
-        let made = Arc::clone(&self.made);
-        Ok(Target { peer, database: Some(database), postgres, made, own: Some((service, name)) })
+        let created_batches = Arc::clone(&self.created_batches);
+        Ok(Target { peer, database: Some(database), postgres, created_batches, own: Some((service, name)) })
     }
 
-    /// Takes down what [`Environment::target`] has put up.
+    /// Stops the service that [`Environment::target`] has started and drops its database.
     pub async fn tear_down(&self, target: Target) -> Result<(), String> {
         let (Kind::Own { server, .. }, Some((service, name))) = (&self.kind, target.own) else { return Ok(()) };
         service.stop().await;
-        self.left().retain(|left| *left != name);
+        self.databases().retain(|database| *database != name);
         drop_database(server, &name).await
     }
 
-    /// Removes whatever is left, also of workloads that were broken off.
+    /// Removes everything that is left, also by interrupted workloads.
     pub async fn close(self) {
-        let left = std::mem::take(&mut *self.left());
+        let databases = std::mem::take(&mut *self.databases());
         match self.kind {
             Kind::Own { embedded: Some(private), .. } => private.remove().await,
             Kind::Own { server, embedded: None } => {
-                for name in left {
+                for name in databases {
                     if let Err(error) = drop_database(&server, &name).await {
-                        tracing::warn!("the database {name} was not removed: {error}");
+                        tracing::warn!(database = name, error, "database not dropped");
                     }
                 }
             }
@@ -143,8 +160,8 @@ impl Environment {
         }
     }
 
-    fn left(&self) -> MutexGuard<'_, Vec<String>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    fn databases(&self) -> MutexGuard<'_, Vec<String>> {
+        self.databases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -157,15 +174,15 @@ impl Target {
         }
     }
 
-    /// Bytes that the service holds.
+    /// Returns the resident memory of the service in bytes.
     pub fn memory(&self) -> Option<u64> {
         self.own.as_ref().and_then(|(service, _)| process::memory(service.pid))
     }
 }
 
 impl Private {
-    /// On the disk where the service would keep its data: a directory for temporary files may be in memory, where
-    /// nothing has to be written through.
+    /// Starts PostgreSQL on the disk where the service would keep its data. A directory for temporary files may be in
+    /// memory, where nothing is flushed to disk.
     async fn start(config: &Config) -> Result<Private, String> {
         let parent = &config.database.reprise_data_dir;
         let is_new = !parent.exists();
@@ -182,7 +199,7 @@ impl Private {
     async fn remove(self) {
         let dir = self.embedded.data_dir().to_owned();
         if let Err(error) = self.embedded.stop().await {
-            tracing::warn!(%error, "the private PostgreSQL did not stop in good order");
+            tracing::warn!(%error, "private PostgreSQL not stopped cleanly");
         }
         remove(&dir, self.parent.as_deref());
     }
@@ -192,10 +209,10 @@ async fn drop_database(server: &Database, name: &str) -> Result<(), String> {
     server.execute(&format!("drop database if exists {name} with (force)")).await
 }
 
-/// The directory above goes only if it was made for this and nothing else is in it.
+/// Removes the data directory, and `parent` if the benchmark created it and it is empty.
 fn remove(dir: &Path, parent: Option<&Path>) {
     if let Err(error) = std::fs::remove_dir_all(dir) {
-        tracing::warn!(%error, "{} was not removed", dir.display());
+        tracing::warn!(%error, dir = %dir.display(), "data directory not removed");
     }
     if let Some(parent) = parent {
         let _ = std::fs::remove_dir(parent);
@@ -210,7 +227,8 @@ fn authority(url: &str) -> Result<String, String> {
     Ok(format!("{host}:{}", parsed.port_or_known_default().unwrap_or(80)))
 }
 
-/// What the service is told beside where its database is: the settings that matter here, and room for large batches.
+/// Returns the settings of a service that the benchmark starts: those that affect speed, and limits high enough for the
+/// large batches.
 fn settings(config: &Config) -> Vec<(&'static str, String)> {
     let (loops, webhook) = (&config.loops, &config.webhook);
     vec![
@@ -230,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_is_named_by_host_and_port() {
+    fn the_url_of_a_service_is_http_with_host_and_port() {
         assert_eq!(authority("http://127.0.0.1:8085").unwrap(), "127.0.0.1:8085");
         assert_eq!(authority("http://reprise/").unwrap(), "reprise:80");
         for url in ["https://reprise", "reprise:8085", "http://reprise/api", ""] {

@@ -1,5 +1,5 @@
-//! Clients that send requests one after the other, each over a connection of its own. A request that is not answered as
-//! expected ends the measurement: a number that counts refusals is worth nothing.
+//! The load generator: clients that send requests one after the other, each over its own connection. An unexpected
+//! answer ends the measurement, because a rate that counts refused requests means nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,19 +10,19 @@ use tokio::task::JoinSet;
 use super::progress::Progress;
 use super::wire::{Connection, Peer};
 
-/// What is sent and what is expected.
+/// The requests of a workload and the answers it expects.
 pub trait Requests: Send + Sync + 'static {
-    /// Writes the request number `i` into the buffer.
+    /// Writes request number `i` into the buffer.
     fn write(&self, i: usize, peer: &Peer, buffer: &mut Vec<u8>);
 
-    /// The status of an answer that counts.
+    /// The status of a successful answer.
     fn expected(&self) -> u16;
 
-    /// Looks at the body of such an answer.
+    /// Reads the body of a successful answer.
     fn answered(&self, _i: usize, _body: &[u8]) {}
 }
 
-/// How long requests took.
+/// The durations of requests.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies(Vec<Duration>);
 
@@ -39,7 +39,7 @@ impl Latencies {
         self.0.extend_from_slice(&other.0);
     }
 
-    /// The value that a share `q` of all does not exceed.
+    /// Returns the smallest value that a share `q` of all values does not exceed.
     pub fn quantile(&self, q: f64) -> Option<Duration> {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
@@ -60,7 +60,7 @@ pub struct Measured {
     pub latencies: Latencies,
 }
 
-/// Sends the requests `range`, each once, from `clients` connections that are open before the clock starts.
+/// Sends each request of `range` once, over `clients` connections that are opened before the clock starts.
 pub async fn run(
     peer: &Peer,
     clients: usize,
@@ -81,7 +81,7 @@ pub async fn run(
     }
     let mut latencies = Latencies::default();
     while let Some(ended) = running.join_next().await {
-        // Dropping the set ends the others.
+        // After an error, dropping the set stops the other clients.
         latencies.extend(&ended.map_err(|error| error.to_string())??);
     }
     Ok(Measured { elapsed: started.elapsed(), latencies })
@@ -117,14 +117,14 @@ impl Client {
     }
 }
 
-/// Names the request by its first line, and what was wrong in not too many words.
+/// Formats an error with the first line of the request and the first 300 characters of `what`.
 fn failed(request: &[u8], what: &str) -> String {
     let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let what: String = what.chars().take(300).collect();
     format!("{}: {what}", String::from_utf8_lossy(line))
 }
 
-/// One request outside of any measurement.
+/// Sends one request over a new connection, outside of any measurement.
 pub async fn once(peer: &Peer, method: &str, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>), String> {
     let mut buffer = Vec::new();
     peer.request(&mut buffer, method, path, body);
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_values_that_were_measured() {
+    fn quantiles_are_measured_values() {
         let mut latencies = Latencies::default();
         assert_eq!(latencies.quantile(0.5), None);
         for ms in (1..=1000).rev() {

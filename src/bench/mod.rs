@@ -1,6 +1,6 @@
-//! `reprise bench`: how fast is it on this machine? A load generator and a receiver of webhooks against a service, and next
-//! to each number what PostgreSQL does by itself. It talks to the service over HTTP alone, like everybody else; only what
-//! `raw` does goes past it.
+//! `reprise bench` measures the service on this machine. A load generator and a receiver of webhooks run against a
+//! service, and each result is compared with PostgreSQL alone. The benchmark is an HTTP client like any other; only
+//! `raw` accesses the database directly.
 
 pub mod args;
 mod environment;
@@ -26,7 +26,7 @@ use report::Measurement;
 use sink::Sink;
 use workloads::{Bench, WORKLOADS};
 
-/// Measures and prints; an error is the one line for the end.
+/// Measures the workloads and prints the results. An error is one line, printed last.
 pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken) -> Result<(), String> {
     if args.list {
         for workload in WORKLOADS {
@@ -37,7 +37,7 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
     let json_file = args.json.as_ref().filter(|path| path.as_os_str() != "-");
     let cannot = |path: &std::path::Path, error: std::io::Error| format!("--json {}: {error}", path.display());
     if let Some(path) = json_file {
-        // Known now, and not when all is measured.
+        // Fail now rather than after everything is measured.
         File::options().append(true).create(true).open(path).map_err(|error| cannot(path, error))?;
     }
     let environment = match &args.url {
@@ -53,8 +53,7 @@ pub async fn run(args: &BenchArgs, config: &Config, shutdown: CancellationToken)
     environment.close().await;
     let (machine, outcomes) = measured?;
     let document = report::document(&run, &machine, &outcomes);
-    let note =
-        if args.quick { "The sizes are those of --quick: what is to be reached counts with all of it.\n" } else { "" };
+    let note = if args.quick { "Sizes are those of --quick; the targets apply to the full sizes.\n" } else { "" };
     let table = report::table(&outcomes) + note;
     match json_file {
         None if args.json.is_some() => print(&format!("{document:#}\n"))?,
@@ -81,12 +80,12 @@ async fn measure(
     let facts = facts(environment).await?;
     let sink = Sink::start(args.sink).await?;
     let bench = Bench { environment, sink: &sink, quick: args.quick, scale: args.scale, filled: args.filled };
-    let usual = || WORKLOADS.into_iter().filter(|workload| workload.is_usual()).collect();
-    let wanted = if args.workloads.is_empty() { usual() } else { args.workloads.clone() };
+    let defaults = || WORKLOADS.into_iter().filter(|workload| workload.is_default()).collect();
+    let wanted = if args.workloads.is_empty() { defaults() } else { args.workloads.clone() };
     Ok((facts, Box::pin(bench.run(&wanted, shutdown)).await))
 }
 
-/// What has to be known to compare numbers.
+/// Returns the facts about machine and server that a comparison of results needs.
 async fn facts(environment: &Environment) -> Result<Value, String> {
     let server: Map<String, Value> =
         environment.facts().await?.into_iter().map(|(name, value)| (name, value.into())).collect();

@@ -1,5 +1,5 @@
-//! The service as a process of its own, and what processes cost: processor time and memory as the system counts them. Where
-//! there is no `/proc`, nothing is known.
+//! Runs the service as a separate process, and reads the processor time and memory of processes from `/proc`. On
+//! systems without `/proc`, they are unknown.
 
 use std::fs;
 use std::process::Stdio;
@@ -12,28 +12,30 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 const STARTED_WITHIN: Duration = Duration::from_secs(60);
 const STOPPED_WITHIN: Duration = Duration::from_secs(20);
 
-/// Becomes the service, after leaving behind a watcher that ends it when the benchmark is no more.
-const ON_LEASH: &str = r#"exec 3<&0 </dev/null
+/// A shell script that becomes the service. It leaves a watcher behind, which terminates the service when the benchmark
+/// dies: then the read from the benchmark's pipe fails.
+const WATCHED: &str = r#"exec 3<&0 </dev/null
 ( (read _ <&3 || kill -TERM $$) >/dev/null 2>&1 & )
 exec "$@" 3<&-"#;
 
-/// A service of this very program.
+/// A service process, which runs this same program.
 pub struct ServiceProcess {
     child: Child,
     pub pid: i32,
     pub authority: String,
-    leash: Option<ChildStdin>,
-    /// Whatever it still says must find a reader.
+    /// The pipe that the watcher reads.
+    watched: Option<ChildStdin>,
+    /// Kept open, because writing to a closed pipe would fail.
     _output: Lines<BufReader<ChildStdout>>,
 }
 
 impl ServiceProcess {
     pub async fn start(database_url: &str, settings: &[(&str, String)]) -> Result<ServiceProcess, String> {
-        let cannot = |error: std::io::Error| format!("the service cannot be started: {error}");
+        let cannot = |error: std::io::Error| format!("cannot start the service: {error}");
         let program = std::env::current_exe().map_err(cannot)?;
         let kept = ["PATH", "HOME", "TMPDIR"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         let mut child = Command::new("/bin/sh")
-            .args(["-c", ON_LEASH, "sh"])
+            .args(["-c", WATCHED, "sh"])
             .arg(program)
             .arg("serve")
             .env_clear()
@@ -46,11 +48,11 @@ impl ServiceProcess {
             .kill_on_drop(true)
             .spawn()
             .map_err(cannot)?;
-        let leash = child.stdin.take();
-        let pid = child.id().map(u32::cast_signed).ok_or("the service has ended at once")?;
-        let output = child.stdout.take().ok_or("the service says nothing")?;
+        let watched = child.stdin.take();
+        let pid = child.id().map(u32::cast_signed).ok_or("the service ended at once")?;
+        let output = child.stdout.take().ok_or("the service has no standard output")?;
         let mut output = BufReader::new(output).lines();
-        let told = async {
+        let ready = async {
             while let Some(line) = output.next_line().await.map_err(cannot)? {
                 if let Some(url) = line.trim().strip_prefix("API") {
                     return Ok(url.trim().trim_start_matches("http://").to_owned());
@@ -58,13 +60,13 @@ impl ServiceProcess {
             }
             Err("the service ended before it was ready".to_owned())
         };
-        let authority = tokio::time::timeout(STARTED_WITHIN, told)
+        let authority = tokio::time::timeout(STARTED_WITHIN, ready)
             .await
-            .map_err(|_| format!("the service is not ready after {} s", STARTED_WITHIN.as_secs()))??;
-        Ok(ServiceProcess { child, pid, authority, leash, _output: output })
+            .map_err(|_| format!("the service was not ready within {} s", STARTED_WITHIN.as_secs()))??;
+        Ok(ServiceProcess { child, pid, authority, watched, _output: output })
     }
 
-    /// Ends it in good order, or else by force.
+    /// Stops the service with SIGTERM or, if it does not end in time, with SIGKILL.
     pub async fn stop(mut self) {
         if let Some(pid) = Pid::from_raw(self.pid) {
             let _ = kill_process(pid, Signal::TERM);
@@ -72,19 +74,20 @@ impl ServiceProcess {
         if tokio::time::timeout(STOPPED_WITHIN, self.child.wait()).await.is_err() {
             let _ = self.child.kill().await;
         }
-        // The watcher is sent away: the number of the process may soon be another's.
-        if let Some(mut leash) = self.leash.take() {
-            let _ = tokio::io::AsyncWriteExt::write_all(&mut leash, b"\n").await;
+        // A line ends the watcher. Otherwise it would later signal this process id, which another process may have by
+        // then.
+        if let Some(mut watched) = self.watched.take() {
+            let _ = tokio::io::AsyncWriteExt::write_all(&mut watched, b"\n").await;
         }
     }
 }
 
-/// Seconds of processor time that a process and those of its children that have ended used so far.
+/// Returns the seconds of processor time that a process and its ended children have used.
 pub fn cpu(pid: i32) -> Option<f64> {
     Some(seconds(Stat::of(pid)?.ticks))
 }
 
-/// The same with all children that are alive: for PostgreSQL, whose work is done by them.
+/// Returns the seconds of processor time of a process and all its children. In PostgreSQL, child processes do the work.
 pub fn cpu_of_family(parent: i32) -> Option<f64> {
     let mut ticks = Stat::of(parent)?.ticks;
     for entry in fs::read_dir("/proc").ok()?.flatten() {
@@ -94,13 +97,14 @@ pub fn cpu_of_family(parent: i32) -> Option<f64> {
     Some(seconds(ticks))
 }
 
-/// The parent of a process that serves a database, if this is one: a number from another machine can be anything.
+/// Returns the parent of a PostgreSQL backend, or `None` if the process is not one: the process id of a backend on
+/// another machine may belong to any process here.
 pub fn server_of(backend: i32) -> Option<i32> {
     let title = fs::read(format!("/proc/{backend}/cmdline")).ok()?;
     title.starts_with(b"postgres:").then(|| Stat::of(backend)).flatten().map(|stat| stat.parent)
 }
 
-/// Bytes of memory that a process holds.
+/// Returns the resident memory of a process in bytes.
 pub fn memory(pid: i32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -117,8 +121,8 @@ impl Stat {
         Stat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// The fields after the name, which is in parentheses and may contain some: state, parent, then, from the twelfth
-    /// on, the ticks of the process itself and of children it has collected, in user and system mode each.
+    /// Parses the fields after the name, which is in parentheses and may itself contain parentheses: the state, the
+    /// parent and, from the twelfth field on, the user and system ticks of the process and of its ended children.
     fn parse(text: &str) -> Option<Stat> {
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
         let ticks = fields.get(11..15)?.iter().map(|field| field.parse::<u64>().ok()).sum::<Option<u64>>()?;
@@ -136,14 +140,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stat_line_is_read_past_its_name() {
+    fn a_stat_line_is_parsed_after_the_process_name() {
         let line = "4242 (post) gres) S 17 4242 4242 0 -1 4194560 100 200 0 0 7 5 30 8 20 0 1 0 12345 0 0";
         let stat = Stat::parse(line).unwrap();
         assert_eq!((stat.parent, stat.ticks), (17, 50));
     }
 
     #[test]
-    fn this_process_has_a_cost_where_the_system_tells() {
+    fn cpu_and_memory_are_known_where_proc_exists() {
         let own = std::process::id().cast_signed();
         assert_eq!(cpu(own).is_some(), fs::exists("/proc/self/stat").unwrap());
         assert_eq!(memory(own).is_some_and(|bytes| bytes > 1 << 20), fs::exists("/proc/self/status").unwrap());

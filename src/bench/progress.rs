@@ -1,5 +1,5 @@
-//! What is going on, on standard error: a bar where that is a terminal, else a line per step. Standard output belongs to
-//! the results.
+//! Shows progress on standard error: a bar if it is a terminal, otherwise one line per step. Standard output is for the
+//! results.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use tokio::task::AbortHandle;
 const WIDTH: u64 = 30;
 const REDRAWN_EVERY: Duration = Duration::from_millis(100);
 
-/// One thing that takes a while. Cloning it counts for the same thing.
+/// The progress of one step. Clones count for the same step.
 #[derive(Clone, Debug)]
 pub struct Progress {
     done: Arc<AtomicU64>,
     drawing: Option<Arc<Drawing>>,
 }
 
-/// Ends the drawing, and the line with it, when the last who counts has gone.
+/// The task that draws the bar. Dropping it stops the task and clears the line.
 #[derive(Debug)]
 struct Drawing(AbortHandle);
 
@@ -46,7 +46,7 @@ impl Progress {
         Progress { done, drawing: Some(Arc::new(Drawing(drawing.abort_handle()))) }
     }
 
-    /// For what is too short to be shown.
+    /// A progress that is not shown, for short steps.
     pub fn hidden() -> Progress {
         Progress { done: Arc::default(), drawing: None }
     }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_is_never_longer_than_full() {
+    fn a_bar_never_exceeds_100_percent() {
         assert_eq!(bar("x", 0, 4), format!("[{}]   0 %  x", " ".repeat(30)));
         assert_eq!(bar("x", 2, 4), format!("[{}{}]  50 %  x", "#".repeat(15), " ".repeat(15)));
         assert_eq!(bar("x", 9, 4), format!("[{}] 100 %  x", "#".repeat(30)));

@@ -1,5 +1,5 @@
-//! What was measured, as a table for people and as JSON. A figure knows what is to be reached, on a machine with two cores
-//! that runs everything, and which way is better.
+//! Formats the measurements as a table and as JSON. A figure may have a target, which is for a machine whose two cores
+//! run everything, and knows whether more or less is better.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ pub enum Unit {
     RequestsPerSecond,
     Milliseconds,
     Megabytes,
-    /// Times something that the figure names.
+    /// A multiple of something that the figure names.
     Times,
 }
 
@@ -33,15 +33,15 @@ impl Unit {
     }
 }
 
-/// One number of a workload.
+/// One number measured by a workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
-    /// What it is, where the workload does not say it all.
+    /// What the number is, unless the name of the workload says it.
     pub of: String,
     pub value: f64,
     pub unit: Unit,
     pub target: Option<f64>,
-    /// The largest of those whose median the value is.
+    /// The maximum, where the value is a median.
     pub max: Option<f64>,
 }
 
@@ -51,13 +51,13 @@ impl Figure {
     }
 
     #[must_use]
-    pub fn up_to(mut self, max: f64) -> Figure {
+    pub fn with_max(mut self, max: f64) -> Figure {
         self.max = Some(max);
         self
     }
 
     #[must_use]
-    pub fn reach(mut self, target: f64) -> Figure {
+    pub fn with_target(mut self, target: f64) -> Figure {
         self.target = Some(target);
         self
     }
@@ -90,14 +90,14 @@ impl Figure {
     }
 }
 
-/// What PostgreSQL did by itself.
+/// The result of PostgreSQL alone.
 #[derive(Clone, Debug)]
-pub struct Raw {
+pub struct ReferenceFigure {
     pub what: String,
     pub figure: Figure,
 }
 
-/// Seconds of processor time for 1,000 tasks or requests.
+/// Seconds of processor time per 1,000 tasks or requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     pub service: Option<f64>,
@@ -105,19 +105,19 @@ pub struct Cost {
     pub generator: Option<f64>,
 }
 
-/// What came of a workload.
+/// The result of a workload.
 #[derive(Clone, Debug, Default)]
 pub struct Measurement {
     pub workload: &'static str,
-    /// Tasks or requests that were measured.
+    /// Number of measured tasks or requests.
     pub count: usize,
-    /// The first is the main one.
+    /// The main figure is the first.
     pub figures: Vec<Figure>,
     pub latencies: Latencies,
     pub cost: Cost,
     pub memory: Option<u64>,
-    pub raw: Option<Raw>,
-    /// Why there is no number.
+    pub raw: Option<ReferenceFigure>,
+    /// Why the workload was not measured.
     pub skipped: Option<String>,
     pub failed: Option<String>,
 }
@@ -131,7 +131,7 @@ impl Measurement {
         Measurement { workload, skipped: Some(reason.to_owned()), ..Measurement::default() }
     }
 
-    /// How the main figure compares with what PostgreSQL does by itself.
+    /// Returns the main figure divided by the result of PostgreSQL alone.
     pub fn ratio(&self) -> Option<f64> {
         let (own, raw) = (self.figures.first()?, &self.raw.as_ref()?.figure);
         Some(own.value / raw.value).filter(|ratio| ratio.is_finite())
@@ -202,12 +202,12 @@ impl Measurement {
 }
 
 const COLUMNS: usize = 12;
-/// Figures of a workload in the table; all of them are in the JSON.
+/// Figures per workload in the table; the JSON has all of them.
 const SHOWN: usize = 12;
 const HEAD: [&str; COLUMNS] = [
     "workload",
     "result",
-    "to reach",
+    "target",
     "p50 ms",
     "p99",
     "p99.9",
@@ -219,11 +219,11 @@ const HEAD: [&str; COLUMNS] = [
     "ratio",
 ];
 
-/// The table, with every column as wide as it has to be.
+/// Formats the measurements as a table.
 pub fn table(outcomes: &[Measurement]) -> String {
     let mut lines = vec![HEAD.map(str::to_owned)];
     lines.extend(outcomes.iter().flat_map(Measurement::cells));
-    // A note runs over the columns after it.
+    // A note extends over the columns after it.
     let is_note = |line: &[String; COLUMNS]| line[2..].iter().all(String::is_empty) && line[1].contains(": ");
     let mut widths = [0; COLUMNS];
     for line in lines.iter().filter(|line| !is_note(line)) {
@@ -236,7 +236,7 @@ pub fn table(outcomes: &[Measurement]) -> String {
     for line in &lines {
         let mut row = String::new();
         for (i, (cell, width)) in line.iter().zip(widths).enumerate() {
-            // Numbers stand under each other by their ends.
+            // Numbers are aligned to the right.
             let _ = if (3..=9).contains(&i) || i == 11 {
                 write!(row, "{cell:>width$}  ")
             } else {
@@ -248,6 +248,7 @@ pub fn table(outcomes: &[Measurement]) -> String {
     text
 }
 
+/// Returns the measurements as JSON.
 pub fn document(run: &Value, machine: &Value, outcomes: &[Measurement]) -> Value {
     json!({"run": run, "machine": machine, "workloads": outcomes.iter().map(Measurement::json).collect::<Vec<_>>()})
 }
@@ -257,7 +258,7 @@ pub fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-/// Three significant digits, or whole numbers with separators.
+/// Formats a number with three significant digits, or from 100 on as a whole number with separators.
 fn number(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 99.95 || v == 0.0 => 0,
@@ -285,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_three_digits_or_separators() {
+    fn numbers_have_three_significant_digits_or_separators() {
         let cases = [
             (0.0, "0"),
             (0.012_34, "0.012"),
@@ -303,10 +304,10 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_met_from_the_right_side() {
-        let rate = Figure::new("", 8000.0, Unit::TasksPerSecond).reach(8000.0);
+    fn rates_must_reach_their_target_and_times_must_not_exceed_it() {
+        let rate = Figure::new("", 8000.0, Unit::TasksPerSecond).with_target(8000.0);
         assert_eq!((rate.met(), rate.target_text().as_str()), (Some(true), "≥ 8,000 yes"));
-        let delay = Figure::new("p50", 5.1, Unit::Milliseconds).reach(5.0);
+        let delay = Figure::new("p50", 5.1, Unit::Milliseconds).with_target(5.0);
         assert_eq!((delay.met(), delay.target_text().as_str()), (Some(false), "≤ 5.00 no"));
         assert_eq!(Figure::new("", 1.0, Unit::Times).met(), None);
     }
@@ -316,10 +317,13 @@ mod tests {
         let outcome = Measurement {
             workload: "create-1",
             figures: vec![
-                Figure::new("", 1000.0, Unit::TasksPerSecond).reach(8000.0),
+                Figure::new("", 1000.0, Unit::TasksPerSecond).with_target(8000.0),
                 Figure::new("of raw", 0.5, Unit::Times),
             ],
-            raw: Some(Raw { what: "inserts".into(), figure: Figure::new("", 2000.0, Unit::TasksPerSecond) }),
+            raw: Some(ReferenceFigure {
+                what: "inserts".into(),
+                figure: Figure::new("", 2000.0, Unit::TasksPerSecond),
+            }),
             ..Measurement::default()
         };
         let text = table(&[

@@ -1,5 +1,5 @@
-//! The worker of the benchmark: it is called with `on_start`, answers at once with an empty 200, and reports Success on the
-//! handle it was given, over a few connections that stay open.
+//! The worker of the benchmark: it receives `on_start`, answers at once with an empty 200, and reports Success on the
+//! task's handle over persistent connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,19 +14,19 @@ use uuid::Uuid;
 
 use super::wire::{Connection, Peer};
 
-/// Reports under way at the same time.
+/// Concurrent reports.
 const REPORTERS: usize = 64;
 const SUCCESS: &[u8] = br#"{"status":"Success"}"#;
 
-/// A task that was started and reported.
+/// A task whose Success was reported.
 #[derive(Clone, Copy, Debug)]
 pub struct Worked {
     pub id: Uuid,
-    /// Its `on_start` had arrived.
+    /// When its `on_start` arrived.
     pub called: Instant,
-    /// Its Success was sent.
+    /// When its Success was sent.
     pub reported: Instant,
-    /// … and answered.
+    /// When its Success was answered.
     pub done: Instant,
 }
 
@@ -42,7 +42,7 @@ impl Drop for Sink {
     }
 }
 
-/// A call that is to be reported.
+/// A call whose Success is still to be reported.
 struct Called {
     handle: String,
     at: Instant,
@@ -50,33 +50,33 @@ struct Called {
 
 impl Sink {
     pub async fn start(address: SocketAddr) -> Result<Sink, String> {
-        let cannot = |error: io::Error| format!("the sink cannot listen on {address}: {error}");
+        let cannot = |error: io::Error| format!("--sink {address}: cannot listen: {error}");
         let listener = TcpListener::bind(address).await.map_err(cannot)?;
         let url = format!("http://{}/", listener.local_addr().map_err(cannot)?);
-        let (tell, worked) = unbounded_channel();
-        let listening = tokio::spawn(listen(listener, tell)).abort_handle();
+        let (sender, worked) = unbounded_channel();
+        let listening = tokio::spawn(listen(listener, sender)).abort_handle();
         Ok(Sink { url, worked: Mutex::new(worked), listening })
     }
 
-    /// The next task that was reported, in the order of the answers.
+    /// Waits for the next reported task, in the order of the answers.
     pub async fn next(&self) -> Result<Worked, String> {
         self.worked.lock().await.recv().await.unwrap_or_else(|| Err("the sink has ended".into()))
     }
 
-    /// Forgets what nobody waited for.
+    /// Discards reported tasks that no workload has waited for.
     pub async fn clear(&self) {
         let mut worked = self.worked.lock().await;
         while worked.try_recv().is_ok() {}
     }
 }
 
-/// Everything ends with it: what it has started is in its set.
-async fn listen(listener: TcpListener, tell: UnboundedSender<Result<Worked, String>>) {
+/// Accepts calls and runs the reporters. All of its tasks are in one set, so they end with this function.
+async fn listen(listener: TcpListener, sender: UnboundedSender<Result<Worked, String>>) {
     let mut running = JoinSet::new();
     let (call, calls) = unbounded_channel();
     let calls = Arc::new(Mutex::new(calls));
     for _ in 0..REPORTERS {
-        running.spawn(report(Arc::clone(&calls), tell.clone()));
+        running.spawn(report(Arc::clone(&calls), sender.clone()));
     }
     loop {
         match listener.accept().await {
@@ -84,13 +84,13 @@ async fn listen(listener: TcpListener, tell: UnboundedSender<Result<Worked, Stri
                 let call = call.clone();
                 running.spawn(async move {
                     if let Ok(connection) = Connection::new(stream) {
-                        // A connection that breaks is the caller's to notice.
+                        // The service notices a broken connection.
                         let _ = receive(connection, call).await;
                     }
                 });
             }
             Err(error) => {
-                let _ = tell.send(Err(format!("the sink accepts no connections: {error}")));
+                let _ = sender.send(Err(format!("--sink: cannot accept connections: {error}")));
                 return;
             }
         }
@@ -109,16 +109,16 @@ async fn receive(mut connection: Connection, call: UnboundedSender<Called>) -> i
     Ok(())
 }
 
-async fn report(calls: Arc<Mutex<UnboundedReceiver<Called>>>, tell: UnboundedSender<Result<Worked, String>>) {
+async fn report(calls: Arc<Mutex<UnboundedReceiver<Called>>>, sender: UnboundedSender<Result<Worked, String>>) {
     let mut reporter = Reporter::default();
     loop {
         let called = calls.lock().await.recv().await;
         let Some(called) = called else { return };
-        let _ = tell.send(reporter.report(&called).await);
+        let _ = sender.send(reporter.report(&called).await);
     }
 }
 
-/// Keeps its connection for as long as handles lead to the same place.
+/// A client that reports tasks. It keeps its connection while all handles point to the same service.
 #[derive(Default)]
 struct Reporter {
     open: Option<(Peer, Connection)>,
@@ -128,14 +128,14 @@ struct Reporter {
 impl Reporter {
     async fn report(&mut self, called: &Called) -> Result<Worked, String> {
         let handle = &called.handle;
-        let strange = || format!("not a handle: {handle}");
-        let rest = handle.strip_prefix("http://").ok_or_else(strange)?;
-        let (authority, path) = rest.split_at(rest.find('/').ok_or_else(strange)?);
-        let id = path.rsplit('/').next().and_then(|last| Uuid::try_parse(last.get(..36)?).ok()).ok_or_else(strange)?;
+        let invalid = || format!("not a handle: {handle}");
+        let rest = handle.strip_prefix("http://").ok_or_else(invalid)?;
+        let (authority, path) = rest.split_at(rest.find('/').ok_or_else(invalid)?);
+        let id = path.rsplit('/').next().and_then(|last| Uuid::try_parse(last.get(..36)?).ok()).ok_or_else(invalid)?;
         if self.open.as_ref().is_some_and(|(peer, _)| peer.authority() != authority) {
             self.open = None;
         }
-        // The service may have closed a connection that was idle.
+        // The service may have closed an idle connection.
         let may_be_closed = self.open.is_some();
         let reported = Instant::now();
         let sent = match self.send(authority, path).await {
@@ -148,7 +148,7 @@ impl Reporter {
         }
     }
 
-    /// The status and, where it is not the expected one, what was said.
+    /// Sends Success and returns the status and, unless it is 200, the body of the answer.
     async fn send(&mut self, authority: &str, path: &str) -> io::Result<(u16, String)> {
         let (peer, mut connection) = if let Some(open) = self.open.take() {
             open
@@ -159,9 +159,9 @@ impl Reporter {
         };
         peer.request(&mut self.buffer, "PATCH", path, SUCCESS);
         let answer = connection.exchange(&self.buffer).await?;
-        let said = if answer.status == 200 { &[][..] } else { connection.body(&answer) };
-        let said = String::from_utf8_lossy(said).into_owned();
+        let body = if answer.status == 200 { &[][..] } else { connection.body(&answer) };
+        let body = String::from_utf8_lossy(body).into_owned();
         self.open = Some((peer, connection));
-        Ok((answer.status, said))
+        Ok((answer.status, body))
     }
 }

@@ -1,6 +1,6 @@
-//! Just enough HTTP/1.1 to call the service and to be called by it, over connections that stay open. The benchmark shares
-//! its cores with what it measures: a general client costs several times as much for each request. Bodies must have a
-//! length; nothing here understands chunks, redirects or TLS.
+//! Just enough HTTP/1.1 to call the service and to be called by it, over persistent connections. The benchmark shares
+//! its cores with the service, and a general client costs several times as much for each request. Bodies must have a
+//! `content-length`; chunks, redirects and TLS are not supported.
 
 use std::io::{self, Error, ErrorKind};
 use std::ops::Range;
@@ -12,7 +12,7 @@ use uuid::Uuid;
 const MAX_HEADERS: usize = 64;
 const READ_AT_ONCE: usize = 16 * 1024;
 
-/// Where requests go, and the headers they all have.
+/// The address of a service and the headers of all requests to it.
 #[derive(Clone, Debug)]
 pub struct Peer {
     authority: String,
@@ -29,7 +29,7 @@ impl Peer {
         &self.authority
     }
 
-    /// Writes a request into `buffer`, replacing what was there.
+    /// Writes a request into `buffer` and replaces its content.
     pub fn request(&self, buffer: &mut Vec<u8>, method: &str, path: &str, body: &[u8]) {
         buffer.clear();
         for part in [method, " ", path, " HTTP/1.1\r\n", &self.headers] {
@@ -49,26 +49,26 @@ impl Peer {
     }
 }
 
-/// The answer to a request; its body is in the connection's buffer.
+/// The answer to a request. Its body is in the buffer of the connection.
 #[derive(Clone, Debug)]
 pub struct HttpAnswer {
     pub status: u16,
     body: Range<usize>,
 }
 
-/// A request as the sink sees it.
+/// A request that the sink received.
 #[derive(Clone, Debug)]
 pub struct Incoming {
     /// The query parameter `handle`, decoded.
     pub handle: Option<String>,
 }
 
-/// One connection, either side of it.
+/// A connection, on the side of the client or of the server.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
-    /// The end of the message that was read last: what follows belongs to the next one.
+    /// The end of the last message in the buffer. The bytes after it belong to the next message.
     consumed: usize,
 }
 
@@ -78,7 +78,7 @@ impl Connection {
         Ok(Connection { stream, buffer: Vec::with_capacity(READ_AT_ONCE), consumed: 0 })
     }
 
-    /// Sends a whole request and reads the whole answer.
+    /// Sends a request and reads the complete answer.
     pub async fn exchange(&mut self, request: &[u8]) -> io::Result<HttpAnswer> {
         self.write(request).await?;
         let ended = || Error::new(ErrorKind::UnexpectedEof, "the connection was closed before the answer");
@@ -90,7 +90,7 @@ impl Connection {
         &self.buffer[answer.body.clone()]
     }
 
-    /// The next request; `None` when the other side has gone.
+    /// Reads the next request; `None` after the client has closed the connection.
     pub async fn incoming(&mut self) -> io::Result<Option<Incoming>> {
         Ok(self.read(parse_request).await?.map(|(handle, _)| Incoming { handle }))
     }
@@ -99,7 +99,7 @@ impl Connection {
         self.stream.write_all(bytes).await
     }
 
-    /// Reads a message: what `parse` makes of its head, and where its body is. `None` if there is no further one.
+    /// Reads a message and returns its parsed head and the range of its body; `None` at the end of the connection.
     async fn read<T>(
         &mut self,
         parse: fn(&[u8]) -> io::Result<Option<Head<T>>>,
@@ -122,7 +122,7 @@ impl Connection {
             }
         }
         self.consumed = end;
-        Ok(Some((head.said, head.length..end)))
+        Ok(Some((head.value, head.length..end)))
     }
 
     async fn fill(&mut self) -> io::Result<bool> {
@@ -131,11 +131,11 @@ impl Connection {
     }
 }
 
-/// The head of a message: its own length, that of the body after it, and what it said.
+/// The head of a message: its length, the length of the body after it, and the value parsed from it.
 struct Head<T> {
     length: usize,
     body: usize,
-    said: T,
+    value: T,
 }
 
 fn parse_answer(bytes: &[u8]) -> io::Result<Option<Head<u16>>> {
@@ -143,7 +143,7 @@ fn parse_answer(bytes: &[u8]) -> io::Result<Option<Head<u16>>> {
     let mut response = httparse::Response::new(&mut headers);
     let httparse::Status::Complete(length) = response.parse(bytes).map_err(Error::other)? else { return Ok(None) };
     let body = body_length(response.headers)?;
-    Ok(Some(Head { length, body, said: response.code.unwrap_or_default() }))
+    Ok(Some(Head { length, body, value: response.code.unwrap_or_default() }))
 }
 
 fn parse_request(bytes: &[u8]) -> io::Result<Option<Head<Option<String>>>> {
@@ -152,21 +152,21 @@ fn parse_request(bytes: &[u8]) -> io::Result<Option<Head<Option<String>>>> {
     let httparse::Status::Complete(length) = request.parse(bytes).map_err(Error::other)? else { return Ok(None) };
     let query = request.path.and_then(|path| path.split_once('?')).map_or("", |(_, query)| query);
     let handle = url::form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "handle");
-    let said = handle.map(|(_, handle)| handle.into_owned());
-    Ok(Some(Head { length, body: body_length(request.headers)?, said }))
+    let value = handle.map(|(_, handle)| handle.into_owned());
+    Ok(Some(Head { length, body: body_length(request.headers)?, value }))
 }
 
 fn body_length(headers: &[httparse::Header<'_>]) -> io::Result<usize> {
     let named = |name: &str| headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
     if named("transfer-encoding").is_some() {
-        return Err(Error::new(ErrorKind::Unsupported, "a body without a content-length is not understood"));
+        return Err(Error::new(ErrorKind::Unsupported, "bodies without a content-length are not supported"));
     }
     let Some(header) = named("content-length") else { return Ok(0) };
     let length = std::str::from_utf8(header.value).ok().and_then(|text| text.trim().parse().ok());
     length.ok_or_else(|| Error::new(ErrorKind::InvalidData, "the content-length is not a number"))
 }
 
-/// The uuids that are values of `name` in a JSON text, in their order. Much cheaper than reading it as JSON.
+/// Returns the uuids that are values of `name` in a JSON text, in their order. This is much cheaper than parsing it.
 pub fn uuids(json: &[u8], name: &str) -> Vec<Uuid> {
     let start = format!("\"{name}\":\"");
     let start = start.as_bytes();
@@ -179,9 +179,9 @@ pub fn uuids(json: &[u8], name: &str) -> Vec<Uuid> {
     found
 }
 
-/// The first of them.
+/// Returns the first uuid that is a value of `name` in a JSON text.
 pub fn first_uuid(json: &[u8], name: &str) -> Option<Uuid> {
-    // It stands in the first of many objects.
+    // It is in the first object.
     uuids(&json[..json.len().min(1024)], name).first().copied()
 }
 
@@ -191,7 +191,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[test]
-    fn uuids_are_found_by_the_whole_name() {
+    fn uuids_are_found_by_the_exact_field_name() {
         let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(2));
         let text = format!(r#"[{{"id":"{a}","batch_id":"{b}"}},{{"id":"{b}","x":null}}]"#);
         assert_eq!(uuids(text.as_bytes(), "id"), [a, b]);
@@ -200,11 +200,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_are_read_one_by_one_however_they_arrive() {
+    async fn split_and_joined_messages_are_read_one_by_one() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let peer = Peer::new(&listener.local_addr().unwrap().to_string(), Some("k"));
-        let mut here = peer.connect().await.unwrap();
-        let mut there = Connection::new(listener.accept().await.unwrap().0).unwrap();
+        let mut client = peer.connect().await.unwrap();
+        let mut server = Connection::new(listener.accept().await.unwrap().0).unwrap();
 
         let mut both = Vec::new();
         peer.request(&mut both, "POST", "/a?handle=http%3A%2F%2Fh%2Ftask%2F1%3Frun%3D0%26token%3Dt", b"{}");
@@ -212,18 +212,18 @@ mod tests {
         peer.request(&mut second, "GET", "/b", b"");
         assert!(String::from_utf8_lossy(&second).contains("authorization: Bearer k\r\n"));
         both.extend_from_slice(&second[..10]);
-        here.write(&both).await.unwrap();
-        let first = there.incoming().await.unwrap().unwrap();
+        client.write(&both).await.unwrap();
+        let first = server.incoming().await.unwrap().unwrap();
         assert_eq!(first.handle.as_deref(), Some("http://h/task/1?run=0&token=t"));
-        here.write(&second[10..]).await.unwrap();
-        assert_eq!(there.incoming().await.unwrap().unwrap().handle, None);
+        client.write(&second[10..]).await.unwrap();
+        assert_eq!(server.incoming().await.unwrap().unwrap().handle, None);
 
-        there.write(b"HTTP/1.1 201 Created\r\nContent-Length: 5\r\n\r\nhello").await.unwrap();
-        let answer = here.exchange(b"").await.unwrap();
-        assert_eq!((answer.status, here.body(&answer)), (201, &b"hello"[..]));
-        there.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
-        assert_eq!(here.exchange(b"").await.unwrap_err().kind(), ErrorKind::Unsupported);
-        drop(here);
-        assert!(there.incoming().await.unwrap().is_none());
+        server.write(b"HTTP/1.1 201 Created\r\nContent-Length: 5\r\n\r\nhello").await.unwrap();
+        let answer = client.exchange(b"").await.unwrap();
+        assert_eq!((answer.status, client.body(&answer)), (201, &b"hello"[..]));
+        server.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+        assert_eq!(client.exchange(b"").await.unwrap_err().kind(), ErrorKind::Unsupported);
+        drop(client);
+        assert!(server.incoming().await.unwrap().is_none());
     }
 }

@@ -1,5 +1,5 @@
-//! Tables filled past the service, where it would take too long: as if it had done the work, with counters that agree with
-//! the rows. Ids rise with time as the service's own do, and all of them lie in the past.
+//! Fills tables directly, where the service would take too long. The rows and counters agree, as if the service had
+//! done the work. Ids rise with time like those of the service, and all are in the past.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,18 +9,18 @@ use sqlx::PgConnection;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::{Database, said};
+use super::{Database, database_error};
 use crate::bench::progress::Progress;
 
-/// Tasks in a batch.
+/// Tasks per batch.
 pub const PER_BATCH: usize = 1000;
-/// Batches in a transaction.
-const AT_ONCE: usize = 20;
+/// Batches per transaction.
+const BATCHES_PER_TRANSACTION: usize = 20;
 const CONNECTIONS: usize = 2;
 
-/// Batches `$1` to `$2` of `$3`, spread over the last 30 days. Of 100 tasks one has failed and one was canceled; one of
-/// 10 has metadata, one kind has a single task. The trail comes in rows as large as those of the service, in its order:
-/// they have to leave no more room in their pages than those do, or new rows would go there and not to the end.
+/// Inserts batches `$1` to `$2` of `$3`, spread over the last 30 days. Of 100 tasks, one has failed and one was
+/// canceled. One task in 10 has metadata, and one kind has a single task. The rows of the trail have the size and order
+/// of the service's: if they left more free space in their pages, new rows would go there and not to the end.
 const FINISHED: &str = r#"
 with made as materialized (
     select b, i, n, at, at + interval '20 ms' as ended,
@@ -82,36 +82,36 @@ select $4::smallint, count(*) filter (where status = 'success'), count(*) filter
 on conflict (shard) do update set success = s.success + excluded.success, failure = s.failure + excluded.failure,
     canceled = s.canceled + excluded.canceled"#;
 
-/// Puts at least so many finished tasks into the tables, and says how many.
+/// Inserts at least `count` finished tasks and returns their number.
 pub async fn finished(database: &Database, count: usize) -> Result<usize, String> {
     let batches = count.div_ceil(PER_BATCH);
-    let progress = Progress::start(&format!("{} finished tasks into the table", batches * PER_BATCH), batches);
+    let progress = Progress::start(&format!("insert {} finished tasks", batches * PER_BATCH), batches);
     let (next, mut running) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
     for shard in 0..CONNECTIONS {
         let (mut connection, next, progress) = (database.connect().await?, Arc::clone(&next), progress.clone());
         running.spawn(async move {
             sqlx::raw_sql("set synchronous_commit = off").execute(&mut connection).await?;
             loop {
-                let first = next.fetch_add(AT_ONCE, Ordering::Relaxed);
+                let first = next.fetch_add(BATCHES_PER_TRANSACTION, Ordering::Relaxed);
                 if first >= batches {
                     return Ok(());
                 }
-                let last = (first + AT_ONCE).min(batches) - 1;
+                let last = (first + BATCHES_PER_TRANSACTION).min(batches) - 1;
                 fill(&mut connection, [first, last, batches, shard]).await?;
                 progress.add((last + 1 - first) as u64);
             }
         });
     }
     while let Some(ended) = running.join_next().await {
-        ended.map_err(|error| error.to_string())?.map_err(|error: sqlx::Error| said(error))?;
+        ended.map_err(|error| error.to_string())?.map_err(|error: sqlx::Error| database_error(error))?;
     }
     drop(progress);
     let _tidying = Progress::start("vacuum and checkpoint", 1);
-    // What this leaves behind would otherwise be written, and cleaned up, in the middle of a measurement.
+    // Otherwise PostgreSQL would write and vacuum these pages during a measurement.
     for table in ["task", "task_spec", "attempt", "event", "batch", "batch_count", "status_count"] {
         database.execute(&format!("vacuum (analyze) {table}")).await?;
     }
-    // Not everybody may; then it comes when it comes.
+    // Without the privilege, PostgreSQL does the checkpoint at its own time.
     let _ = database.execute("checkpoint").await;
     Ok(batches * PER_BATCH)
 }
@@ -125,7 +125,8 @@ async fn fill(connection: &mut PgConnection, numbers: [usize; 4]) -> Result<(), 
     Ok(())
 }
 
-/// Running tasks with the name, kind and policy of `$2`, that time out in `$3` seconds and then have all day.
+/// Inserts the Running tasks `$1` with the name, kind and policy of task `$2`. They time out in `$3` seconds; after a
+/// retry they have a day.
 const RUNNING: &str = "
 with made as materialized (
     select u.id, (u.n - 1) / 1000 as part, now() as at, now() + $3 * interval '1 second' as deadline
@@ -152,14 +153,14 @@ with made as materialized (
 )
 select extract(epoch from min(deadline) - clock_timestamp())::float8 from made";
 
-/// Puts Running tasks into the table that all time out at the same moment, which is returned with their ids.
+/// Inserts Running tasks that all time out at the same moment. Returns their ids and that moment.
 pub async fn running(
     database: &Database,
     count: usize,
     like: Uuid,
     timeout: Duration,
 ) -> Result<(Vec<Uuid>, Instant), String> {
-    let _progress = Progress::start(&format!("{count} running tasks into the table"), 1);
+    let _progress = Progress::start(&format!("insert {count} running tasks"), 1);
     let ids: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();
     let mut connection = database.connect().await?;
     let left: f64 = sqlx::query_scalar(RUNNING)
@@ -168,7 +169,8 @@ pub async fn running(
         .bind(timeout.as_secs_f64())
         .fetch_one(&mut connection)
         .await
-        .map_err(said)?;
-    let left = Duration::try_from_secs_f64(left).map_err(|_| "filling the table took too long".to_owned())?;
+        .map_err(database_error)?;
+    let left =
+        Duration::try_from_secs_f64(left).map_err(|_| "the tasks timed out before all were inserted".to_owned())?;
     Ok((ids, Instant::now() + left))
 }

@@ -1,25 +1,27 @@
-//! The only place of the benchmark with SQL: what PostgreSQL can do by itself, tables filled without the service, and facts
-//! about the server. Not checked by the compiler, because the tables it writes to are made here.
+//! All SQL of the benchmark: the reference measurements, filling tables without the service, and facts about the
+//! server. The compiler does not check these statements, because some of their tables exist only during the benchmark.
 
 pub mod fill;
-pub mod limits;
+pub mod reference;
 
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 
 use super::process;
 
-/// Rows as the server counts them, and bytes: of the table, of the indexes that its loops walk, and of its key.
+/// The size of the table `task`: rows as the server counts them, the rest in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskTable {
     pub live: f64,
     pub dead: f64,
     pub heap: u64,
+    /// The indexes that the loops read.
     pub loops: u64,
+    /// The primary key.
     pub key: u64,
 }
 
-/// A server, and a database on it that the benchmark may connect to.
+/// A database that the benchmark can connect to.
 #[derive(Clone, Debug)]
 pub struct Database {
     pub url: String,
@@ -30,7 +32,7 @@ impl Database {
         Database { url: url.to_owned() }
     }
 
-    /// Another database on the same server.
+    /// Returns another database on the same server.
     pub fn named(&self, name: &str) -> Result<Database, String> {
         let mut url = url::Url::parse(&self.url).map_err(|error| format!("DATABASE_URL: {error}"))?;
         url.set_path(&format!("/{name}"));
@@ -39,18 +41,18 @@ impl Database {
 
     pub async fn connect(&self) -> Result<PgConnection, String> {
         let options: PgConnectOptions = self.url.parse().map_err(|error| format!("DATABASE_URL: {error}"))?;
-        // Filling tables takes long, and that is no news.
+        // Filling tables takes long: a warning about slow statements would not help.
         let options = options.disable_statement_logging();
         PgConnection::connect_with(&options).await.map_err(|error| format!("DATABASE_URL: cannot connect: {error}"))
     }
 
     pub async fn execute(&self, statement: &str) -> Result<(), String> {
         let mut connection = self.connect().await?;
-        sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.map_err(said)?;
-        connection.close().await.map_err(said)
+        sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.map_err(database_error)?;
+        connection.close().await.map_err(database_error)
     }
 
-    /// Settings that decide about speed, and the version.
+    /// Returns the version of the server and the settings that affect speed.
     pub async fn facts(&self) -> Result<Vec<(String, String)>, String> {
         let mut connection = self.connect().await?;
         let names = [
@@ -68,10 +70,10 @@ impl Database {
             .bind(&names[..])
             .fetch_all(&mut connection)
             .await
-            .map_err(said)
+            .map_err(database_error)
     }
 
-    /// How the table of tasks is doing.
+    /// Returns the size of the table `task`.
     pub async fn task_table(&self) -> Result<TaskTable, String> {
         let mut connection = self.connect().await?;
         let (live, dead, heap, loops, key): (f64, f64, i64, i64, i64) = sqlx::query_as(
@@ -83,21 +85,21 @@ impl Database {
         )
         .fetch_one(&mut connection)
         .await
-        .map_err(said)?;
+        .map_err(database_error)?;
         let [heap, loops, key] = [heap, loops, key].map(i64::unsigned_abs);
         Ok(TaskTable { live, dead, heap, loops, key })
     }
 
-    /// The process of the server, if it is on this machine.
+    /// Returns the process id of the server, if it runs on this machine.
     pub async fn process(&self) -> Result<Option<i32>, String> {
         let mut connection = self.connect().await?;
         let backend: i32 =
-            sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut connection).await.map_err(said)?;
+            sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut connection).await.map_err(database_error)?;
         Ok(process::server_of(backend))
     }
 }
 
-fn said(error: sqlx::Error) -> String {
+fn database_error(error: sqlx::Error) -> String {
     match error {
         sqlx::Error::Database(error) => format!("PostgreSQL: {}", error.message()),
         error => format!("PostgreSQL: {error}"),

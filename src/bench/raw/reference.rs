@@ -1,5 +1,5 @@
-//! What PostgreSQL can do by itself with the same rows: as many connections as the workload has clients, the same server,
-//! the same durability, copies of the same tables with the same indexes and settings.
+//! Measures PostgreSQL alone with the same kind of rows: as many connections as the workload has clients, the same
+//! server and durability, and copies of the tables with the same indexes and settings.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -10,31 +10,31 @@ use sqlx::PgConnection;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::{Database, said};
+use super::{Database, database_error};
 use crate::bench::load::{Latencies, Measured};
 use crate::bench::progress::Progress;
 
 const SCHEMA: &str = "reprise_bench";
 
-/// Which limit a workload is compared with.
+/// The work of PostgreSQL alone that a workload is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// A task is inserted, in a transaction of its own.
+pub enum Reference {
+    /// Inserts one task per transaction.
     Insert,
-    /// A running task is ended.
+    /// Ends one running task per transaction.
     Update,
-    /// The counters of a running task are raised.
+    /// Raises the counters of one running task per transaction.
     Count,
-    /// Tasks are copied in, `rows` in a transaction, with `links` links each.
+    /// Inserts tasks with `COPY`, `rows` per transaction, with `links` links each.
     Copy { rows: usize, links: usize },
 }
 
-impl Limit {
+impl Reference {
     pub fn describe(self) -> String {
         match self {
-            Limit::Insert => "single-row inserts".into(),
-            Limit::Update | Limit::Count => "single-row updates".into(),
-            Limit::Copy { rows, .. } => format!("COPY, {rows} rows each"),
+            Reference::Insert => "single-row inserts".into(),
+            Reference::Update | Reference::Count => "single-row updates".into(),
+            Reference::Copy { rows, .. } => format!("COPY, {rows} rows each"),
         }
     }
 }
@@ -53,24 +53,24 @@ const COUNT: &str = "update reprise_bench.task set success = success + 1, last_u
 const RUNNING: &str = "insert into reprise_bench.task (id, batch_id, status, priority, flags, timeout_secs, created_at,
         started_at, last_updated, claimed_by, claimed_run, timeout_at)
     select id, $2, 'running', 0, 0, 60, now(), now(), now(), $2, 0, now() + interval '1 day' from unnest($1::uuid[]) u(id)";
-/// What a task without anything special says about its start.
+/// The actions of an ordinary task.
 const ACTIONS: &str = r#"{"on_start":{"kind":"Webhook","params":{"url":"http://127.0.0.1:65535/","verb":"Post"}}}"#;
 
-/// Measures one limit in tables of its own, which are gone afterwards.
+/// Measures one kind of work in copies of the tables, and drops them afterwards.
 pub async fn measure(
     database: &Database,
-    limit: Limit,
+    kind: Reference,
     connections: usize,
     count: usize,
     progress: &Progress,
 ) -> Result<Measured, String> {
     copy_tables(database).await?;
-    let measured = run(database, limit, connections, count, progress).await;
+    let measured = run(database, kind, connections, count, progress).await;
     database.execute(&format!("drop schema {SCHEMA} cascade")).await?;
     measured
 }
 
-/// The copies have the indexes and constraints of the originals and, which `like` leaves out, their storage settings.
+/// Copies the tables with their indexes and constraints and with their storage settings, which `like` omits.
 async fn copy_tables(database: &Database) -> Result<(), String> {
     let mut statements = format!("drop schema if exists {SCHEMA} cascade; create schema {SCHEMA};");
     let mut connection = database.connect().await?;
@@ -81,7 +81,7 @@ async fn copy_tables(database: &Database) -> Result<(), String> {
                 .bind(table)
                 .fetch_one(&mut connection)
                 .await
-                .map_err(said)?;
+                .map_err(database_error)?;
         if let Some(settings) = settings {
             let _ = write!(statements, "alter table {SCHEMA}.{table} set ({settings});");
         }
@@ -91,15 +91,20 @@ async fn copy_tables(database: &Database) -> Result<(), String> {
 
 async fn run(
     database: &Database,
-    limit: Limit,
+    kind: Reference,
     connections: usize,
     count: usize,
     progress: &Progress,
 ) -> Result<Measured, String> {
     let ids: Arc<Vec<Uuid>> = Arc::new((0..count).map(|_| Uuid::now_v7()).collect());
-    if matches!(limit, Limit::Update | Limit::Count) {
+    if matches!(kind, Reference::Update | Reference::Count) {
         let mut connection = database.connect().await?;
-        sqlx::query(RUNNING).bind(&ids[..]).bind(Uuid::now_v7()).execute(&mut connection).await.map_err(said)?;
+        sqlx::query(RUNNING)
+            .bind(&ids[..])
+            .bind(Uuid::now_v7())
+            .execute(&mut connection)
+            .await
+            .map_err(database_error)?;
     }
     let (next, mut running) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
     let mut open = Vec::new();
@@ -108,29 +113,35 @@ async fn run(
     }
     let started = Instant::now();
     for connection in open {
-        let one = One { connection, limit, ids: Arc::clone(&ids), next: Arc::clone(&next), progress: progress.clone() };
-        running.spawn(one.run());
+        let client = ReferenceClient {
+            connection,
+            kind,
+            ids: Arc::clone(&ids),
+            next: Arc::clone(&next),
+            progress: progress.clone(),
+        };
+        running.spawn(client.run());
     }
     let mut latencies = Latencies::default();
     while let Some(ended) = running.join_next().await {
-        latencies.extend(&ended.map_err(|error| error.to_string())?.map_err(said)?);
+        latencies.extend(&ended.map_err(|error| error.to_string())?.map_err(database_error)?);
     }
     Ok(Measured { elapsed: started.elapsed(), latencies })
 }
 
-/// One connection that does its share.
-struct One {
+/// A connection that does its share of the work.
+struct ReferenceClient {
     connection: PgConnection,
-    limit: Limit,
+    kind: Reference,
     ids: Arc<Vec<Uuid>>,
     next: Arc<AtomicUsize>,
     progress: Progress,
 }
 
-impl One {
+impl ReferenceClient {
     async fn run(mut self) -> Result<Latencies, sqlx::Error> {
         let mut latencies = Latencies::default();
-        let rows = if let Limit::Copy { rows, .. } = self.limit { rows } else { 1 };
+        let rows = if let Reference::Copy { rows, .. } = self.kind { rows } else { 1 };
         loop {
             let first = self.next.fetch_add(rows, Ordering::Relaxed);
             if first >= self.ids.len() {
@@ -146,11 +157,11 @@ impl One {
 
     async fn transact(&mut self, ids: &[Uuid]) -> Result<(), sqlx::Error> {
         let connection = &mut self.connection;
-        let statement = match self.limit {
-            Limit::Insert => sqlx::query(INSERT).bind(ids[0]).bind(ids[0]).bind(ACTIONS),
-            Limit::Update => sqlx::query(UPDATE).bind(ids[0]).bind("running"),
-            Limit::Count => sqlx::query(COUNT).bind(ids[0]).bind("running"),
-            Limit::Copy { links, .. } => return copy(connection, ids, links).await,
+        let statement = match self.kind {
+            Reference::Insert => sqlx::query(INSERT).bind(ids[0]).bind(ids[0]).bind(ACTIONS),
+            Reference::Update => sqlx::query(UPDATE).bind(ids[0]).bind("running"),
+            Reference::Count => sqlx::query(COUNT).bind(ids[0]).bind("running"),
+            Reference::Copy { links, .. } => return copy(connection, ids, links).await,
         };
         let done = statement.execute(connection).await?;
         if done.rows_affected() == 1 { Ok(()) } else { Err(sqlx::Error::RowNotFound) }

@@ -1,9 +1,9 @@
-//! End to end with something in the way, and without it: two services on two databases take turns, because machines
-//! drift, and the medians are compared.
+//! End to end under two conditions, to compare the medians. Two services on two databases alternate, because the speed
+//! of machines drifts.
 
 use std::sync::Arc;
 
-use super::end_to_end::{Through, through};
+use super::end_to_end::{EndToEndRun, run_tasks};
 use super::requests::{Post, calling, tasks};
 use super::{BULK, BULK_CLIENTS, Bench};
 use crate::bench::environment::Target;
@@ -14,22 +14,22 @@ use crate::bench::report::{Cost, Figure, Measurement, Unit};
 const ROUNDS: usize = 7;
 const TARGET: f64 = 0.95;
 
-/// A rule lets one of them execute; it waits for a report that never comes.
+/// Tasks of which a rule lets only one execute, which waits for a report that never comes.
 const BLOCKED: &str = r#"{"name":"blocked","kind":"blocked","timeout":86400,"priority":1000,"rules":[{"type":"Concurrency","max_concurrency":1,"matcher":{"kind":"blocked","status":"Running","fields":[]}}]}"#;
 
-/// With many finished tasks in the table.
+/// Compares tables with many finished tasks with empty ones.
 pub async fn filled(bench: &Bench<'_>, target: &Target, filled: &Target) -> Result<Measurement, String> {
     compare(bench, target, filled, "with finished tasks").await
 }
 
-/// With many tasks at the head of the queue that may not start.
+/// Compares a queue that has many blocked tasks at its head with an empty one.
 pub async fn blocked(bench: &Bench<'_>, target: &Target, other: &Target) -> Result<Measurement, String> {
     let count = bench.size(100_000, 10_000);
     let bulk = BULK.min(count);
-    let progress = Progress::start(&format!("{count} blocked tasks"), count.div_ceil(bulk));
+    let progress = Progress::start(&format!("create {count} blocked tasks"), count.div_ceil(bulk));
     let post = Arc::new(Post::new(other, tasks(bulk, BLOCKED)));
     load::run(&other.peer, BULK_CLIENTS, 0..count.div_ceil(bulk), &post, &progress).await?;
-    // What comes after all of them in the queue is started when all of them were looked at.
+    // A task behind all of them in the queue starts only after the loop has examined all of them.
     let last = calling(bench.sink).replacen('{', r#"{"priority":-1000,"#, 1);
     let post = Arc::new(Post::new(other, tasks(1, &last)));
     load::run(&other.peer, 1, 0..1, &post, &Progress::hidden()).await?;
@@ -41,12 +41,12 @@ pub async fn blocked(bench: &Bench<'_>, target: &Target, other: &Target) -> Resu
 async fn compare(bench: &Bench<'_>, free: &Target, hindered: &Target, how: &str) -> Result<Measurement, String> {
     let count = bench.size(10_000, 2000);
     for target in [free, hindered] {
-        through(target, bench.sink, count.div_ceil(10), "warm up").await?;
+        run_tasks(target, bench.sink, count.div_ceil(10), "warm up").await?;
     }
     let (mut plain, mut slowed) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        plain.push(through(free, bench.sink, count, "end to end").await?);
-        slowed.push(through(hindered, bench.sink, count, how).await?);
+        plain.push(run_tasks(free, bench.sink, count, "end to end").await?);
+        slowed.push(run_tasks(hindered, bench.sink, count, how).await?);
     }
     let mut latencies = Latencies::default();
     for one in &slowed {
@@ -56,7 +56,7 @@ async fn compare(bench: &Bench<'_>, free: &Target, hindered: &Target, how: &str)
     let figures = vec![
         Figure::new("", with, Unit::TasksPerSecond),
         Figure::new("without", plain, Unit::TasksPerSecond),
-        Figure::new("of that", with / plain, Unit::Times).reach(TARGET),
+        Figure::new("of that", with / plain, Unit::Times).with_target(TARGET),
     ];
     Ok(Measurement {
         count: count * ROUNDS,
@@ -68,9 +68,9 @@ async fn compare(bench: &Bench<'_>, free: &Target, hindered: &Target, how: &str)
     })
 }
 
-/// The rate and the cost of the round in the middle.
-fn median(rounds: &[Through]) -> (f64, Cost) {
-    let mut sorted: Vec<&Through> = rounds.iter().collect();
+/// Returns the rate and the cost of the median round.
+fn median(rounds: &[EndToEndRun]) -> (f64, Cost) {
+    let mut sorted: Vec<&EndToEndRun> = rounds.iter().collect();
     sorted.sort_by(|a, b| a.rate.total_cmp(&b.rate));
     sorted.get(sorted.len() / 2).map_or((f64::NAN, Cost::default()), |one| (one.rate, one.cost))
 }

@@ -1,25 +1,25 @@
-//! One task that waits for very many: how long the report takes that lets it go.
+//! One task with very many parents: measures the duration of the last parent's report, which releases it.
 
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::reports::Report;
-use super::requests::{SILENT, batch_number, locked, settled};
+use super::requests::{SILENT, batch_number, locked, wait_for_status};
 use super::{Bench, CLIENTS, cost, millis, rate};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
-use crate::bench::raw::limits::Limit;
+use crate::bench::raw::reference::Reference;
 use crate::bench::report::{Figure, Measurement, Unit};
 use crate::bench::wire;
 
 pub async fn fan_in(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
-    // A service of somebody else's takes no more in a batch, unless it was told to.
+    // By default, a running service accepts no more tasks in a batch.
     let full = if bench.environment.is_own() { 50_000 } else { 10_000 };
     let tasks = bench.size(full, 5000).max(3);
     let rounds = if bench.quick { 1 } else { 3 };
-    let raw = bench.limit_time(target, Limit::Update, 200).await?;
+    let raw = bench.reference_time(target, Reference::Update, 200).await?;
     let (mut latencies, mut elapsed) = (Latencies::default(), Duration::ZERO);
     let before = target.usage();
     for _ in 0..rounds {
@@ -29,7 +29,7 @@ pub async fn fan_in(bench: &Bench<'_>, target: &Target) -> Result<Measurement, S
     }
     let slowest = latencies.quantile(1.0).map_or(f64::NAN, millis);
     let figures = vec![
-        Figure::new("last parent", slowest, Unit::Milliseconds).reach(50.0),
+        Figure::new("last parent", slowest, Unit::Milliseconds).with_target(50.0),
         Figure::new("other parents", rate(rounds * (tasks - 2), elapsed), Unit::RequestsPerSecond),
     ];
     let count = rounds * tasks;
@@ -37,15 +37,15 @@ pub async fn fan_in(bench: &Bench<'_>, target: &Target) -> Result<Measurement, S
     Ok(Measurement { count, figures, latencies, cost, raw, ..Measurement::default() })
 }
 
-/// How long all parents but one took, and then that one.
+/// Reports all parents. Returns the duration of all reports except the last one, and of the last one.
 async fn round(target: &Target, tasks: usize) -> Result<(Duration, Duration), String> {
     let (status, answer) = load::once(&target.peer, "POST", "/task", body(tasks).as_bytes()).await?;
     let (batch, ids) = (wire::first_uuid(&answer, "batch_id"), wire::uuids(&answer, "id"));
     let (Some(batch), 201) = (batch, status) else {
         return Err(format!("POST /task: {status} {}", String::from_utf8_lossy(&answer[..answer.len().min(300)])));
     };
-    locked(&target.made).push(batch);
-    settled(&target.peer, &[batch], "running", tasks - 1).await?;
+    locked(&target.created_batches).push(batch);
+    wait_for_status(&target.peer, &[batch], "running", tasks - 1).await?;
     let report = Arc::new(Report::success(ids));
     let progress = Progress::start(&format!("fan-in: report {} parents", tasks - 2), tasks - 2);
     let parents = load::run(&target.peer, CLIENTS, 0..tasks - 2, &report, &progress).await?;

@@ -1,4 +1,4 @@
-//! Tasks as large as they may be: what the service holds while it has them, and afterwards.
+//! The largest possible tasks: measures the memory of the service while it processes them and afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,22 +6,23 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::requests::{Post, settled};
+use super::requests::{Post, wait_for_status};
 use super::{Bench, PATIENCE};
 use crate::bench::environment::Target;
 use crate::bench::load;
 use crate::bench::progress::Progress;
 use crate::bench::report::{Figure, Unit, megabytes};
 
-/// The body of a call, a little below the limit of an action.
+/// Bytes of the body of a call, a little below the limit of an action.
 const BODY: usize = 250 * 1024;
-/// Tasks in a request, which is below the limit of a body with them.
+/// Tasks per request, which keep its body below the limit of the service.
 const PER_REQUEST: usize = 100;
-const MOST: f64 = 250.0;
-/// How long the service gets to give memory back.
+/// The target of the peak in megabytes.
+const PEAK_TARGET: f64 = 250.0;
+/// How long the service has to release memory.
 const REST: Duration = Duration::from_secs(15);
 
-/// The most that the service held while it stored, claimed and called them, and what it held a little later.
+/// Returns the peak memory of the service while it stored, claimed and called the tasks, and its memory after a rest.
 pub async fn large(bench: &Bench<'_>, target: &Target) -> Result<Vec<Figure>, String> {
     let requests = bench.size(8, 2);
     let count = requests * PER_REQUEST;
@@ -31,7 +32,7 @@ pub async fn large(bench: &Bench<'_>, target: &Target) -> Result<Vec<Figure>, St
     let task = json!({"name": "large", "kind": "bench", "on_start": on_start});
     let body = json!(vec![task; PER_REQUEST]).to_string();
     let post = Arc::new(Post::new(target, body));
-    let progress = Progress::start(&format!("the largest tasks: {count}"), count);
+    let progress = Progress::start(&format!("memory: {count} of the largest tasks"), count);
     let (peak, hidden) = (AtomicU64::new(0), Progress::hidden());
     let watching = async {
         loop {
@@ -49,8 +50,8 @@ pub async fn large(bench: &Bench<'_>, target: &Target) -> Result<Vec<Figure>, St
             Ok(())
         };
         let worked = tokio::time::timeout(PATIENCE, worked);
-        tokio::try_join!(posting, async { worked.await.map_err(|_| "tasks are not called".to_owned())? })?;
-        settled(&target.peer, &post.batches(), "success", count).await
+        tokio::try_join!(posting, async { worked.await.map_err(|_| "on_start not called in time".to_owned())? })?;
+        wait_for_status(&target.peer, &post.batches(), "success", count).await
     };
     tokio::select! {
         never = watching => never,
@@ -58,6 +59,7 @@ pub async fn large(bench: &Bench<'_>, target: &Target) -> Result<Vec<Figure>, St
     }
     tokio::time::sleep(REST).await;
     let later = target.memory().unwrap_or(0);
-    let most = Figure::new("with the largest tasks", megabytes(peak.into_inner()), Unit::Megabytes).reach(MOST);
-    Ok(vec![most, Figure::new("15 s later", megabytes(later), Unit::Megabytes).reach(MOST / 2.0)])
+    let peak =
+        Figure::new("with the largest tasks", megabytes(peak.into_inner()), Unit::Megabytes).with_target(PEAK_TARGET);
+    Ok(vec![peak, Figure::new("15 s later", megabytes(later), Unit::Megabytes).with_target(PEAK_TARGET / 2.0)])
 }

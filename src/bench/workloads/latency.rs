@@ -1,4 +1,4 @@
-//! How soon things happen when nothing else goes on.
+//! Latency on an idle service.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,20 +10,21 @@ use super::{Bench, PATIENCE, cost, millis};
 use crate::bench::environment::Target;
 use crate::bench::load::Latencies;
 use crate::bench::progress::Progress;
-use crate::bench::raw::limits::Limit;
+use crate::bench::raw::reference::Reference;
 use crate::bench::report::{Figure, Measurement, Unit};
 use crate::bench::sink::{Sink, Worked};
 use crate::bench::wire::{self, Connection};
 
 const WARM_UP: usize = 10;
-/// Between two rounds, so that the service has come to rest.
+/// The pause between two rounds, after which the service is idle.
 const REST: Duration = Duration::from_millis(20);
+/// Tasks in a chain.
 const LENGTH: usize = 50;
 
-/// From before the request is sent until the call has arrived.
+/// Measures the time from before a request is sent until its call arrives.
 pub async fn idle(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let rounds = bench.size(200, 50);
-    let raw = bench.limit_time(target, Limit::Insert, rounds.max(100)).await?;
+    let raw = bench.reference_time(target, Reference::Insert, rounds.max(100)).await?;
     let mut buffer = Vec::new();
     target.peer.request(&mut buffer, "POST", "/task", tasks(1, &calling(bench.sink)).as_bytes());
     let mut connection = target.peer.connect().await.map_err(|error| error.to_string())?;
@@ -42,22 +43,23 @@ pub async fn idle(bench: &Bench<'_>, target: &Target) -> Result<Measurement, Str
         progress.step();
         tokio::time::sleep(REST).await;
     }
-    let figures = vec![figure("p50", &latencies, 0.5).reach(5.0), figure("p99", &latencies, 0.99).reach(20.0)];
+    let figures =
+        vec![figure("p50", &latencies, 0.5).with_target(5.0), figure("p99", &latencies, 0.99).with_target(20.0)];
     let cost = cost(before, target.usage(), rounds);
     Ok(Measurement { count: rounds, figures, latencies, cost, raw, ..Measurement::default() })
 }
 
-/// From before the Success of a task is sent until the call of the next one has arrived.
+/// Measures the time from before the Success of a task is sent until the call of the next task arrives.
 pub async fn chain(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let chains = bench.size(10, 2);
-    let raw = bench.limit_time(target, Limit::Update, 200).await?;
+    let raw = bench.reference_time(target, Reference::Update, 200).await?;
     let mut buffer = Vec::new();
     target.peer.request(&mut buffer, "POST", "/task", links(&calling(bench.sink)).as_bytes());
     let mut connection = target.peer.connect().await.map_err(|error| error.to_string())?;
     let progress = Progress::start("chain: one task after the other", (chains + 1) * LENGTH);
     let (mut latencies, mut before) = (Latencies::default(), target.usage());
     for round in 0..=chains {
-        // The first one warms up.
+        // The first round warms up.
         if round == 1 {
             before = target.usage();
         }
@@ -75,7 +77,7 @@ pub async fn chain(bench: &Bench<'_>, target: &Target) -> Result<Measurement, St
         tokio::time::sleep(REST).await;
     }
     let count = chains * LENGTH;
-    let figures = vec![figure("p50", &latencies, 0.5).reach(10.0)];
+    let figures = vec![figure("p50", &latencies, 0.5).with_target(10.0)];
     Ok(Measurement {
         count,
         figures,
@@ -108,7 +110,7 @@ async fn post(connection: &mut Connection, request: &[u8]) -> Result<Vec<Uuid>, 
 }
 
 async fn next(sink: &Sink) -> Result<Worked, String> {
-    tokio::time::timeout(PATIENCE, sink.next()).await.map_err(|_| "the task is not called".to_owned())?
+    tokio::time::timeout(PATIENCE, sink.next()).await.map_err(|_| "on_start not called in time".to_owned())?
 }
 
 fn figure(of: &'static str, latencies: &Latencies, q: f64) -> Figure {

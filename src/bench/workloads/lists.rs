@@ -1,4 +1,4 @@
-//! What people and dashboards ask for, in a table with many finished tasks: each question several times, one at a time.
+//! Queries of people and dashboards in a table with many finished tasks: each several times, one at a time.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -22,12 +22,12 @@ pub async fn lists(bench: &Bench<'_>, target: &Target) -> Result<Measurement, St
     for path in &paths {
         let latencies = ask(&target.peer, path, rounds, &progress).await?;
         let ms = |q| latencies.quantile(q).map_or(f64::NAN, millis);
-        let mut figure = Figure::new("", ms(0.5), Unit::Milliseconds).reach(TARGET);
+        let mut figure = Figure::new("", ms(0.5), Unit::Milliseconds).with_target(TARGET);
         figure.of = label(path);
-        figures.push(figure.up_to(ms(1.0)));
+        figures.push(figure.with_max(ms(1.0)));
         all.extend(&latencies);
     }
-    // The slowest first: that one says whether the target is met.
+    // The slowest first, because it decides whether the target is met.
     figures.sort_by(|a, b| b.value.total_cmp(&a.value));
     let count = paths.len() * rounds;
     Ok(Measurement {
@@ -39,7 +39,7 @@ pub async fn lists(bench: &Bench<'_>, target: &Target) -> Result<Measurement, St
     })
 }
 
-/// Over one connection, the first time apart.
+/// Sends a query over one connection. The first round warms up and does not count.
 async fn ask(peer: &Peer, path: &str, rounds: usize, progress: &Progress) -> Result<Latencies, String> {
     let mut request = Vec::new();
     peer.request(&mut request, "GET", path, b"");
@@ -61,7 +61,7 @@ async fn ask(peer: &Peer, path: &str, rounds: usize, progress: &Progress) -> Res
     Ok(latencies)
 }
 
-/// Every filter, with values that many, few and no tasks have, and places far from the start.
+/// Returns the queries: every filter with values that many, few and no tasks have, and cursors far from the start.
 async fn paths(target: &Target) -> Result<Vec<String>, String> {
     let peer = &target.peer;
     let small = br#"[{"id":"a","name":"bench","kind":"small","timeout":86400},{"name":"bench","kind":"small","dependencies":[{"id":"a"}]}]"#;
@@ -71,9 +71,9 @@ async fn paths(target: &Target) -> Result<Vec<String>, String> {
     }
     let created: Value = serde_json::from_slice(&created).map_err(|error| format!("POST /task: {error}"))?;
     let (task, batch) = (text(&created[0]["id"])?, text(&created[0]["batch_id"])?);
-    locked(&target.made).extend(Uuid::try_parse(&batch));
-    let (deep_task, deep_batch) = (far(&task), far(&batch));
-    // A service of somebody else's may have none so old.
+    locked(&target.created_batches).extend(Uuid::try_parse(&batch));
+    let (deep_task, deep_batch) = (fifteen_days_before(&task), fifteen_days_before(&batch));
+    // A running service may have no batch that is so old.
     let (_, old) = load::once(peer, "GET", &format!("/batches?page_size=1&cursor={deep_batch}"), b"").await?;
     let old_batch = wire::first_uuid(&old, "batch_id").map_or_else(|| batch.clone(), |id| id.to_string());
     let mut paths: Vec<String> = [
@@ -119,8 +119,9 @@ async fn paths(target: &Target) -> Result<Vec<String>, String> {
     Ok(paths)
 }
 
-/// The tables go back 30 days: a cursor from the middle of them. Ids begin with the time in milliseconds.
-fn far(id: &str) -> String {
+/// Returns a cursor 15 days before an id, in the middle of tables that go back 30 days. Ids begin with the time in
+/// milliseconds.
+fn fifteen_days_before(id: &str) -> String {
     let digits: String = id.chars().filter(|c| *c != '-').take(12).collect();
     let fifteen_days = 15 * 24 * 3600 * 1000;
     let earlier = u64::from_str_radix(&digits, 16).unwrap_or_default().saturating_sub(fifteen_days);
@@ -128,7 +129,7 @@ fn far(id: &str) -> String {
     format!("{}-{}-7000-8000-000000000000", &time[..8], &time[8..])
 }
 
-/// A path as it is shown: readable, and without ids.
+/// Returns a readable path without ids.
 fn label(path: &str) -> String {
     let decoded = path.replace("%7B", "{").replace("%7D", "}").replace("%22", "").replace("%3A", ": ");
     let mut label = decoded.clone();
@@ -139,7 +140,7 @@ fn label(path: &str) -> String {
 }
 
 fn text(value: &Value) -> Result<String, String> {
-    value.as_str().map(str::to_owned).ok_or_else(|| format!("not a text: {value}"))
+    value.as_str().map(str::to_owned).ok_or_else(|| format!("not a string: {value}"))
 }
 
 #[cfg(test)]
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_label_shows_no_ids() {
+    fn labels_contain_no_ids() {
         let id = Uuid::from_u128(7);
         assert_eq!(label(&format!("/task?status=Failure&cursor={id}")), "/task?status=Failure&cursor=…");
         assert_eq!(label(&format!("/task/{id}/events")), "/task/…/events");
@@ -155,7 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_lies_fifteen_days_before() {
-        assert_eq!(far("019a8b3c-4d5e-7fff-8000-000000000001"), "019a3dfc-e95e-7000-8000-000000000000");
+    fn deep_cursors_are_fifteen_days_earlier() {
+        let cursor = fifteen_days_before("019a8b3c-4d5e-7fff-8000-000000000001");
+        assert_eq!(cursor, "019a3dfc-e95e-7000-8000-000000000000");
     }
 }

@@ -1,5 +1,4 @@
-//! The workloads: what each one does, how large it is, and what it is compared with. Each has a service and tables of its
-//! own, so that none pays for another.
+//! Runs the workloads. Each has its own service and tables, so that no workload slows down another.
 
 mod compared;
 mod create;
@@ -25,18 +24,20 @@ use super::raw::fill;
 use super::report::{Cost, Figure, Measurement, Unit, megabytes};
 use super::sink::Sink;
 use super::wire;
-use requests::{calling, cancel, failure, locked, tasks};
+use requests::{calling, cancel, locked, tasks, wait_for_failure};
 
 pub use workload::{WORKLOADS, Workload};
 
-/// Longer than anything takes that ends at all.
+/// The time limit of a wait, longer than any successful wait takes.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Tasks in a request, where the request is not what is measured.
+/// Tasks per request, where tasks are created in bulk.
 const BULK: usize = 1000;
 const BULK_CLIENTS: usize = 4;
 /// Clients that send single tasks or reports.
 const CLIENTS: usize = 64;
+const NEEDS_OWN_SERVICE: &str = "needs a service that the benchmark starts; omit --url";
 
+/// One run of the benchmark.
 pub struct Bench<'a> {
     pub environment: &'a Environment,
     pub sink: &'a Sink,
@@ -46,14 +47,14 @@ pub struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// All of them, or those before the shutdown.
+    /// Measures the workloads in order, until the shutdown.
     pub async fn run(&self, wanted: &[Workload], shutdown: &CancellationToken) -> Vec<Measurement> {
         let (mut outcomes, mut filled): (Vec<Measurement>, _) = (Vec::new(), None);
         for workload in wanted {
             let measuring = async {
                 match workload {
                     Workload::Memory => self.memory(&outcomes).await,
-                    workload => self.one(*workload, &mut filled).await,
+                    workload => self.measure(*workload, &mut filled).await,
                 }
             };
             let outcome = shutdown.run_until_cancelled(measuring).await.unwrap_or_else(|| Err("interrupted".into()));
@@ -64,36 +65,36 @@ impl Bench<'_> {
             }
         }
         if let Some(target) = filled {
-            // What is left of it goes with the environment.
+            // If this fails, the environment removes the rest.
             let _ = self.environment.tear_down(target).await;
         }
         outcomes
     }
 
-    /// After a workload that was broken off. Services of our own go with the environment.
+    /// Cancels the tasks of an interrupted workload in a running service. The environment removes its own services.
     async fn clean_up(&self) {
         if self.environment.is_own() {
             return;
         }
         let cleaned = async { cancel(&self.environment.target().await?).await };
         if let Err(error) = cleaned.await {
-            tracing::warn!(%error, "not all tasks of the benchmark were canceled");
+            tracing::warn!(%error, "tasks of the benchmark not canceled");
         }
     }
 
-    /// Known already if that workload has been run.
+    /// Measures memory: after `e2e-50k`, whose result is reused if it has been measured, and with the largest tasks.
     async fn memory(&self, outcomes: &[Measurement]) -> Result<Measurement, String> {
         let (name, after) = (Workload::Memory.name(), Workload::E2e50k);
         if !self.environment.is_own() {
-            return Ok(Measurement::skipped(name, "only with a service of its own, without --url"));
+            return Ok(Measurement::skipped(name, NEEDS_OWN_SERVICE));
         }
         let earlier = outcomes.iter().find(|outcome| outcome.workload == after.name() && outcome.failed.is_none());
         let outcome = match earlier {
             Some(outcome) => outcome.clone(),
-            None => self.one(after, &mut None).await?,
+            None => self.measure(after, &mut None).await?,
         };
         let Some(bytes) = outcome.memory else { return Ok(Measurement::skipped(name, "there is no /proc")) };
-        let mut figures = vec![Figure::new("", megabytes(bytes), Unit::Megabytes).reach(80.0)];
+        let mut figures = vec![Figure::new("", megabytes(bytes), Unit::Megabytes).with_target(80.0)];
         let (count, memory) = (outcome.count, outcome.memory);
         self.sink.clear().await;
         let target = self.environment.target().await?;
@@ -103,22 +104,23 @@ impl Bench<'_> {
         Ok(Measurement { workload: name, count, figures, memory, ..Measurement::default() })
     }
 
-    /// `filled` has the many finished tasks, once a workload has wanted them.
-    async fn one(&self, workload: Workload, filled: &mut Option<Target>) -> Result<Measurement, String> {
+    /// Measures one workload. `filled` is the service with many finished tasks, started for the first workload that
+    /// needs it.
+    async fn measure(&self, workload: Workload, filled: &mut Option<Target>) -> Result<Measurement, String> {
         self.sink.clear().await;
         let is_own = self.environment.is_own();
         if workload.needs_own() && !is_own {
-            return Ok(Measurement::skipped(workload.name(), "only with a service of its own, without --url"));
+            return Ok(Measurement::skipped(workload.name(), NEEDS_OWN_SERVICE));
         }
-        if workload.wants_filled() && is_own && filled.is_none() {
-            *filled = Some(self.filled_stage().await?);
+        if workload.needs_filled() && is_own && filled.is_none() {
+            *filled = Some(self.filled_target().await?);
         }
         let target = self.environment.target().await?;
         let outcome = async {
-            if workload.is_called() {
-                self.reached(&target).await?;
+            if workload.needs_calls() {
+                self.check_callback(&target).await?;
             }
-            self.perform(workload, &target, filled.as_ref().unwrap_or(&target)).await
+            self.run_workload(workload, &target, filled.as_ref().unwrap_or(&target)).await
         };
         let outcome = outcome.await;
         let memory = target.memory();
@@ -130,24 +132,25 @@ impl Bench<'_> {
         Ok(Measurement { workload: workload.name(), memory: outcome.memory.or(memory), ..outcome })
     }
 
-    /// A service that cannot call this program would be waited for in vain.
-    async fn reached(&self, target: &Target) -> Result<(), String> {
+    /// Checks that the service can call the sink, because a workload would otherwise wait in vain.
+    async fn check_callback(&self, target: &Target) -> Result<(), String> {
         let (status, body) =
             load::once(&target.peer, "POST", "/task", tasks(1, &calling(self.sink)).as_bytes()).await?;
         let (Some(id), 201) = (wire::first_uuid(&body, "id"), status) else {
             return Err(format!("POST /task: {status} {}", String::from_utf8_lossy(&body)));
         };
-        locked(&target.made).extend(wire::first_uuid(&body, "batch_id"));
+        locked(&target.created_batches).extend(wire::first_uuid(&body, "batch_id"));
         tokio::select! {
             worked = self.sink.next() => worked.map(drop),
-            why = failure(&target.peer, id) => {
+            reason = wait_for_failure(&target.peer, id) => {
                 let url = &self.sink.url;
-                Err(format!("the service cannot call {url}, see --sink and WEBHOOK_ALLOW: {}", why?))
+                Err(format!("the service cannot call {url}, see --sink and WEBHOOK_ALLOW: {}", reason?))
             }
         }
     }
 
-    async fn filled_stage(&self) -> Result<Target, String> {
+    /// Starts a service with many finished tasks in its tables.
+    async fn filled_target(&self) -> Result<Target, String> {
         let target = self.environment.target().await?;
         if let Some(database) = &target.database {
             let count = self.filled.unwrap_or_else(|| self.size(5_000_000, 200_000));
@@ -156,7 +159,7 @@ impl Bench<'_> {
         Ok(target)
     }
 
-    async fn perform(&self, workload: Workload, target: &Target, filled: &Target) -> Result<Measurement, String> {
+    async fn run_workload(&self, workload: Workload, target: &Target, filled: &Target) -> Result<Measurement, String> {
         match workload {
             Workload::Http => reports::health(self, target).await,
             Workload::Create1 => create::single(self, target).await,
@@ -178,12 +181,12 @@ impl Bench<'_> {
             }
             Workload::FanIn => fan_in::fan_in(self, target).await,
             Workload::Lists => lists::lists(self, filled).await,
-            Workload::Memory => Err("is no workload of its own".into()),
+            Workload::Memory => Err("memory is measured after the other workloads".into()),
             Workload::Soak => soak::soak(self, target).await,
         }
     }
 
-    /// How much of something: as the table of targets has it, less of it in a quick run, at least one.
+    /// Returns the size of a workload: `full` or, with `--quick`, `quick`, times the scale, and at least one.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a size")]
     fn size(&self, full: usize, quick: usize) -> usize {
         let size = if self.quick { quick } else { full };
@@ -191,7 +194,7 @@ impl Bench<'_> {
     }
 }
 
-/// Processor time between two moments, for 1,000 of `count`.
+/// Returns the processor time between two readings per 1,000 of `count` tasks or requests.
 #[allow(clippy::cast_precision_loss, reason = "it is rounded anyway")]
 fn cost(before: Usage, after: Usage, count: usize) -> Cost {
     let each = |before: Option<f64>, after: Option<f64>| Some((after? - before?) * 1000.0 / count as f64);

@@ -1,48 +1,53 @@
-//! PostgreSQL alone, as the reference of a workload: the same kind of work without the service.
+//! The reference of a workload: PostgreSQL alone with the same kind of work.
 
 use super::{Bench, millis, rate};
 use crate::bench::environment::Target;
 use crate::bench::load::Measured;
 use crate::bench::progress::Progress;
-use crate::bench::raw::limits::{self, Limit};
-use crate::bench::report::{Figure, Raw, Unit};
+use crate::bench::raw::reference::{self, Reference};
+use crate::bench::report::{Figure, ReferenceFigure, Unit};
 
 impl Bench<'_> {
-    /// What PostgreSQL does by itself, at the same concurrency.
-    async fn limit(
+    /// Measures PostgreSQL alone, or returns `None` if the database is not known.
+    async fn measure_reference(
         &self,
         target: &Target,
-        limit: Limit,
+        kind: Reference,
         connections: usize,
         count: usize,
     ) -> Result<Option<Measured>, String> {
         let Some(database) = &target.database else { return Ok(None) };
-        let progress = Progress::start(&format!("PostgreSQL alone: {}", limit.describe()), count);
-        limits::measure(database, limit, connections, count, &progress).await.map(Some)
+        let progress = Progress::start(&format!("PostgreSQL alone: {}", kind.describe()), count);
+        reference::measure(database, kind, connections, count, &progress).await.map(Some)
     }
 
-    /// The same as a rate.
-    pub async fn limit_rate(
+    /// Measures the rate of PostgreSQL alone at the concurrency of the workload.
+    pub async fn reference_rate(
         &self,
         target: &Target,
-        limit: Limit,
+        kind: Reference,
         connections: usize,
         count: usize,
         unit: Unit,
-    ) -> Result<Option<Raw>, String> {
-        let measured = self.limit(target, limit, connections, count).await?;
-        Ok(measured.map(|measured| Raw {
-            what: limit.describe(),
+    ) -> Result<Option<ReferenceFigure>, String> {
+        let measured = self.measure_reference(target, kind, connections, count).await?;
+        Ok(measured.map(|measured| ReferenceFigure {
+            what: kind.describe(),
             figure: Figure::new("", rate(count, measured.elapsed), unit),
         }))
     }
 
-    /// The same as the time that one takes when nothing else goes on.
-    pub async fn limit_time(&self, target: &Target, limit: Limit, count: usize) -> Result<Option<Raw>, String> {
-        let measured = self.limit(target, limit, 1, count).await?;
+    /// Measures the median time of one transaction on one connection of an idle PostgreSQL.
+    pub async fn reference_time(
+        &self,
+        target: &Target,
+        kind: Reference,
+        count: usize,
+    ) -> Result<Option<ReferenceFigure>, String> {
+        let measured = self.measure_reference(target, kind, 1, count).await?;
         Ok(measured.and_then(|measured| {
             let figure = Figure::new("", millis(measured.latencies.quantile(0.5)?), Unit::Milliseconds);
-            Some(Raw { what: limit.describe(), figure })
+            Some(ReferenceFigure { what: kind.describe(), figure })
         }))
     }
 }

@@ -1,19 +1,19 @@
-//! Requests one by one: reports about tasks that are Running already, and what costs nothing but the request.
+//! Single requests: reports on Running tasks, and `GET /health`, which costs nothing but the request.
 
 use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::requests::{batch_number, running_tasks, settled};
+use super::requests::{batch_number, running_tasks, wait_for_status};
 use super::{Bench, CLIENTS, cost, rate};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Requests};
 use crate::bench::progress::Progress;
-use crate::bench::raw::limits::Limit;
+use crate::bench::raw::reference::Reference;
 use crate::bench::report::{Figure, Measurement, Unit};
 use crate::bench::wire::Peer;
 
-/// A request about each of some tasks, in turn.
+/// Requests that report on a list of tasks, one after the other.
 pub struct Report {
     ids: Vec<Uuid>,
     method: &'static str,
@@ -54,11 +54,11 @@ impl Requests for Health {
     }
 }
 
-/// More than this no request can reach: it shows what clients and connections take.
+/// Measures the upper bound for any request, which shows the cost of clients and connections.
 pub async fn health(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let (count, requests) = (bench.size(200_000, 50_000), Arc::new(Health));
     load::run(&target.peer, CLIENTS, 0..count.div_ceil(10), &requests, &Progress::hidden()).await?;
-    let progress = Progress::start(&format!("{count} times GET /health"), count);
+    let progress = Progress::start(&format!("GET /health {count} times"), count);
     let before = target.usage();
     let measured = load::run(&target.peer, CLIENTS, 0..count, &requests, &progress).await?;
     let cost = cost(before, target.usage(), count);
@@ -66,10 +66,10 @@ pub async fn health(bench: &Bench<'_>, target: &Target) -> Result<Measurement, S
     Ok(Measurement { count, figures, latencies: measured.latencies, cost, ..Measurement::default() })
 }
 
-/// Each task succeeds once.
+/// Reports Success once on each task.
 pub async fn patch(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let count = bench.size(20_000, 4000);
-    let raw = bench.limit_rate(target, Limit::Update, CLIENTS, count, Unit::RequestsPerSecond).await?;
+    let raw = bench.reference_rate(target, Reference::Update, CLIENTS, count, Unit::RequestsPerSecond).await?;
     let warm_up = count.div_ceil(10);
     let post = running_tasks(target, count + warm_up).await?;
     let ids = post.ids();
@@ -80,25 +80,26 @@ pub async fn patch(bench: &Bench<'_>, target: &Target) -> Result<Measurement, St
     let before = target.usage();
     let measured = load::run(&target.peer, CLIENTS, warm_up..warm_up + count, &report, &progress).await?;
     let cost = cost(before, target.usage(), count);
-    settled(&target.peer, &post.batches(), "success", warm_up + count).await?;
-    let figures = vec![Figure::new("", rate(count, measured.elapsed), Unit::RequestsPerSecond).reach(7500.0)];
+    wait_for_status(&target.peer, &post.batches(), "success", warm_up + count).await?;
+    let figures = vec![Figure::new("", rate(count, measured.elapsed), Unit::RequestsPerSecond).with_target(7500.0)];
     let mut outcome =
         Measurement { count, figures, latencies: measured.latencies, cost, raw, ..Measurement::default() };
     if let Some(ratio) = outcome.ratio() {
-        outcome.figures.push(Figure::new("raw updates", ratio, Unit::Times).reach(1.5));
+        outcome.figures.push(Figure::new("raw updates", ratio, Unit::Times).with_target(1.5));
     }
     Ok(outcome)
 }
 
-/// Every request counts one; what the service has counted at the end is compared.
+/// Raises a counter by one with each request, and compares the sum with what the service has counted.
 pub async fn put(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let count = bench.size(100_000, 10_000);
-    let raw = bench.limit_rate(target, Limit::Count, CLIENTS, count.min(20_000), Unit::RequestsPerSecond).await?;
+    let raw =
+        bench.reference_rate(target, Reference::Count, CLIENTS, count.min(20_000), Unit::RequestsPerSecond).await?;
     let post = running_tasks(target, bench.size(3000, 1000)).await?;
     let report = Report { ids: post.ids(), method: "PUT", body: br#"{"new_success":1}"#, expected: 202 };
     let (report, warm_up) = (Arc::new(report), count.div_ceil(10));
     load::run(&target.peer, CLIENTS, 0..warm_up, &report, &Progress::hidden()).await?;
-    let progress = Progress::start(&format!("{count} times PUT"), count);
+    let progress = Progress::start(&format!("PUT {count} times"), count);
     let before = target.usage();
     let measured = load::run(&target.peer, CLIENTS, warm_up..warm_up + count, &report, &progress).await?;
     let cost = cost(before, target.usage(), count);
@@ -107,8 +108,8 @@ pub async fn put(bench: &Bench<'_>, target: &Target) -> Result<Measurement, Stri
         counted += batch_number(&target.peer, batch, "/total_success").await?;
     }
     if counted != (warm_up + count) as u64 {
-        return Err(format!("{} PUTs were answered, {counted} were counted", warm_up + count));
+        return Err(format!("the service answered {} PUTs and counted {counted}", warm_up + count));
     }
-    let figures = vec![Figure::new("", rate(count, measured.elapsed), Unit::RequestsPerSecond).reach(30_000.0)];
+    let figures = vec![Figure::new("", rate(count, measured.elapsed), Unit::RequestsPerSecond).with_target(30_000.0)];
     Ok(Measurement { count, figures, latencies: measured.latencies, cost, raw, ..Measurement::default() })
 }

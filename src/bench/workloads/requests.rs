@@ -13,20 +13,21 @@ use crate::bench::progress::Progress;
 use crate::bench::sink::Sink;
 use crate::bench::wire::{self, Peer};
 
-/// Creates tasks with the same body again and again, and remembers what came of it.
+/// Requests that all create tasks with the same body.
 pub struct Post {
     body: Vec<u8>,
-    /// Whether the ids of the tasks are wanted, which costs more to find than that of the batch.
+    /// Whether to keep the ids of the tasks. Finding them in the answer costs more than finding the id of the batch.
     with_ids: bool,
     batches: Mutex<Vec<Uuid>>,
     ids: Mutex<Vec<Uuid>>,
-    made: Arc<Mutex<Vec<Uuid>>>,
+    /// The batches of all workloads, to be canceled at the end.
+    created_batches: Arc<Mutex<Vec<Uuid>>>,
 }
 
 impl Post {
     pub fn new(target: &Target, body: String) -> Post {
-        let made = Arc::clone(&target.made);
-        Post { body: body.into(), with_ids: false, batches: Mutex::default(), ids: Mutex::default(), made }
+        let created_batches = Arc::clone(&target.created_batches);
+        Post { body: body.into(), with_ids: false, batches: Mutex::default(), ids: Mutex::default(), created_batches }
     }
 
     pub fn keeping_ids(mut self) -> Post {
@@ -59,7 +60,7 @@ impl Requests for Post {
     fn answered(&self, _: usize, body: &[u8]) {
         let batch = wire::first_uuid(body, "batch_id");
         locked(&self.batches).extend(batch);
-        locked(&self.made).extend(batch);
+        locked(&self.created_batches).extend(batch);
         if self.with_ids {
             let ids = wire::uuids(body, "id");
             locked(&self.ids).extend(ids);
@@ -67,7 +68,7 @@ impl Requests for Post {
     }
 }
 
-/// Tasks in the JSON of a request.
+/// Returns the body of a request that creates `count` tasks like `each`.
 pub fn tasks(count: usize, each: &str) -> String {
     let mut body = String::with_capacity(count * (each.len() + 1) + 2);
     body.push('[');
@@ -81,9 +82,10 @@ pub fn tasks(count: usize, each: &str) -> String {
     body
 }
 
-/// A task that waits for a report once it is claimed.
+/// A task without `on_start`: once claimed, it waits for a report.
 pub const SILENT: &str = r#"{"name":"bench","kind":"bench","timeout":86400}"#;
 
+/// Returns a task whose `on_start` calls the sink.
 pub fn calling(sink: &Sink) -> String {
     format!(
         r#"{{"name":"bench","kind":"bench","timeout":86400,"on_start":{{"kind":"Webhook","params":{{"url":"{}","verb":"Post","body":{{"n":1}}}}}}}}"#,
@@ -91,28 +93,29 @@ pub fn calling(sink: &Sink) -> String {
     )
 }
 
-/// Creates `count` tasks that nobody is called for, and waits until all of them are Running.
+/// Creates `count` tasks without `on_start`, and waits until all of them are Running.
 pub async fn running_tasks(target: &Target, count: usize) -> Result<Arc<Post>, String> {
     let bulk = BULK.min(count);
     let post = Arc::new(Post::new(target, tasks(bulk, SILENT)).keeping_ids());
-    let progress = Progress::start(&format!("{count} tasks to be Running"), count.div_ceil(bulk));
+    let progress = Progress::start(&format!("create {count} Running tasks"), count.div_ceil(bulk));
     load::run(&target.peer, BULK_CLIENTS, 0..count.div_ceil(bulk), &post, &progress).await?;
-    settled(&target.peer, &post.batches(), "running", post.ids().len()).await?;
+    wait_for_status(&target.peer, &post.batches(), "running", post.ids().len()).await?;
     Ok(post)
 }
 
-/// A service that goes on keeps nothing alive of what was measured.
+/// Cancels all batches of the benchmark, so that a service that keeps running has none of its tasks alive.
 pub async fn cancel(target: &Target) -> Result<(), String> {
-    let batches = std::mem::take(&mut *locked(&target.made));
-    let progress = Progress::start("cancel what is left", batches.len());
+    let batches = std::mem::take(&mut *locked(&target.created_batches));
+    let progress = Progress::start("cancel the remaining tasks", batches.len());
     let count = batches.len();
-    load::run(&target.peer, CLIENTS, 0..count, &Arc::new(Stop(batches)), &progress).await?;
+    load::run(&target.peer, CLIENTS, 0..count, &Arc::new(Cancel(batches)), &progress).await?;
     Ok(())
 }
 
-struct Stop(Vec<Uuid>);
+/// Requests that cancel one batch each.
+struct Cancel(Vec<Uuid>);
 
-impl Requests for Stop {
+impl Requests for Cancel {
     fn write(&self, i: usize, peer: &Peer, buffer: &mut Vec<u8>) {
         peer.request(buffer, "DELETE", &format!("/batch/{}", self.0[i]), b"");
     }
@@ -122,8 +125,8 @@ impl Requests for Stop {
     }
 }
 
-/// Waits until the tasks of these batches are all in a status, as the service itself counts them.
-pub async fn settled(peer: &Peer, batches: &[Uuid], status: &str, count: usize) -> Result<(), String> {
+/// Waits until the service counts `count` tasks of these batches in a status.
+pub async fn wait_for_status(peer: &Peer, batches: &[Uuid], status: &str, count: usize) -> Result<(), String> {
     let started = Instant::now();
     loop {
         let mut found = 0;
@@ -134,27 +137,27 @@ pub async fn settled(peer: &Peer, batches: &[Uuid], status: &str, count: usize) 
             return Ok(());
         }
         if started.elapsed() > PATIENCE {
-            return Err(format!("{found} of {count} tasks are {status} after {} s", PATIENCE.as_secs()));
+            return Err(format!("only {found} of {count} tasks are {status} after {} s", PATIENCE.as_secs()));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Waits until a task has failed; why.
-pub async fn failure(peer: &Peer, id: Uuid) -> Result<String, String> {
+/// Waits until a task has failed, and returns the reason.
+pub async fn wait_for_failure(peer: &Peer, id: Uuid) -> Result<String, String> {
     let path = format!("/task/{id}");
     loop {
         let (status, body) = load::once(peer, "GET", &path, b"").await?;
         let task: Value = serde_json::from_slice(&body).unwrap_or_default();
         match task["status"].as_str() {
-            Some("Failure") => return Ok(task["failure_reason"].as_str().unwrap_or("it does not say why").to_owned()),
+            Some("Failure") => return Ok(task["failure_reason"].as_str().unwrap_or("no failure_reason").to_owned()),
             Some(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             None => return Err(format!("GET {path}: {status} {}", String::from_utf8_lossy(&body))),
         }
     }
 }
 
-/// A number in `GET /batch/{id}`.
+/// Returns a number from `GET /batch/{id}`.
 pub async fn batch_number(peer: &Peer, batch: Uuid, pointer: &str) -> Result<u64, String> {
     let path = format!("/batch/{batch}");
     let (status, body) = load::once(peer, "GET", &path, b"").await?;

@@ -1,23 +1,24 @@
-//! The same load for half an hour: does it become slower, and do tables and indexes hold more than what is in them? All
-//! tasks stay in the table, so it grows as well. Before each part PostgreSQL is measured by itself: machines become slower, too.
+//! The same load for half an hour, to see whether the service becomes slower and whether tables and indexes bloat. All
+//! tasks stay in the table, so it grows as well. PostgreSQL alone is measured before each part, because machines become
+//! slower, too.
 
 use std::time::{Duration, Instant};
 
-use super::end_to_end::through;
+use super::end_to_end::run_tasks;
 use super::{Bench, CLIENTS, cost, rate};
 use crate::bench::environment::Target;
 use crate::bench::load::Latencies;
-use crate::bench::raw::limits::Limit;
+use crate::bench::raw::reference::Reference;
 use crate::bench::report::{Figure, Measurement, Unit, megabytes};
 
-/// Tasks that are sent through together, again and again.
+/// Tasks per round of a part.
 const ROUND: usize = 20_000;
-/// Parts that are told apart.
+/// Parts with their own figures.
 const PARTS: u32 = 6;
 
 pub async fn soak(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let Some(database) = &target.database else {
-        return Ok(Measurement::skipped("", "only with DATABASE_URL, to look into its tables"));
+        return Ok(Measurement::skipped("", "needs DATABASE_URL to read the sizes of the tables"));
     };
     let part = Duration::from_secs(60 * bench.size(30, 3) as u64) / PARTS;
     let round = bench.size(ROUND, 5000);
@@ -25,10 +26,10 @@ pub async fn soak(bench: &Bench<'_>, target: &Target) -> Result<Measurement, Str
     let (mut rates, mut ratios) = (Vec::new(), Vec::new());
     let (before, started) = (target.usage(), Instant::now());
     for number in 1..=PARTS {
-        let alone = bench.limit_rate(target, Limit::Update, CLIENTS, round, Unit::TasksPerSecond).await?;
+        let alone = bench.reference_rate(target, Reference::Update, CLIENTS, round, Unit::TasksPerSecond).await?;
         let (mut count, mut busy) = (0, Duration::ZERO);
         while started.elapsed() < part * number {
-            let done = through(target, bench.sink, round, &format!("part {number} of {PARTS}")).await?;
+            let done = run_tasks(target, bench.sink, round, &format!("part {number} of {PARTS}")).await?;
             count += done.count;
             busy += done.elapsed;
             latencies.extend(&done.latencies);
@@ -53,11 +54,11 @@ pub async fn soak(bench: &Bench<'_>, target: &Target) -> Result<Measurement, Str
         figures.push(Figure::new(&of("indexes of the loops"), megabytes(table.loops), Unit::Megabytes));
         figures.push(Figure::new(&of("key"), megabytes(table.key), Unit::Megabytes));
     }
-    // First whether it has become slower, and slower than the machine has.
-    for (place, (what, values)) in [("tasks/s", rates), ("ratio", ratios)].into_iter().enumerate() {
+    // First of all, whether the service has become slower, and slower than the machine has.
+    for (position, (what, values)) in [("tasks/s", rates), ("ratio", ratios)].into_iter().enumerate() {
         if let [first, .., last] = values.as_slice() {
             let of = format!("of the first part's {what} in the last");
-            figures.insert(place, Figure::new(&of, last / first, Unit::Times));
+            figures.insert(position, Figure::new(&of, last / first, Unit::Times));
         }
     }
     let cost = cost(before, target.usage(), total);

@@ -1,4 +1,4 @@
-//! What there is to measure: names, and what each needs.
+//! The names of the workloads, their descriptions and what each needs.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
@@ -66,43 +66,44 @@ impl Workload {
 
     pub fn about(self) -> &'static str {
         match self {
-            Workload::Http => "GET /health, 64 clients: what there is without a database",
-            Workload::Create1 => "create tasks, one a request, 64 clients",
-            Workload::Create1000 => "create tasks, 1,000 a request, 4 clients",
+            Workload::Http => "GET /health without the database, 64 clients",
+            Workload::Create1 => "create tasks, 1 per request, 64 clients",
+            Workload::Create1000 => "create tasks, 1,000 per request, 4 clients",
             Workload::CreateDag => "create graphs of 10 x 100 tasks with 3 parents each, 4 clients",
-            Workload::E2e5k => "5,000 tasks: created, on_start called, reported Success",
-            Workload::E2e50k => "50,000 tasks: created, on_start called, reported Success",
-            Workload::Latency => "from POST to on_start, one task at a time",
-            Workload::Chain => "a chain of 50 tasks: from the Success of one to on_start of the next",
-            Workload::Patch => "report Success of Running tasks, 64 clients",
+            Workload::E2e5k => "5,000 tasks end to end: created, on_start called, Success reported",
+            Workload::E2e50k => "50,000 tasks end to end: created, on_start called, Success reported",
+            Workload::Latency => "time from POST to on_start, one task at a time",
+            Workload::Chain => "a chain of 50 tasks: time from the Success of one to the on_start of the next",
+            Workload::Patch => "report Success on Running tasks, 64 clients",
             Workload::Put => "raise counters of Running tasks, 64 clients",
-            Workload::Retry => "100,000 tasks fail together, wait for their retry and come back",
-            Workload::E2eFilled => "end to end with 5,000,000 finished tasks in the table, against an empty one",
-            Workload::E2eBlocked => "end to end with 100,000 tasks ahead that a rule blocks, against none",
-            Workload::FanIn => "a batch of 50,000 in which the last waits for all others: the last report",
+            Workload::Retry => "100,000 tasks fail at the same moment and return to the queue for their retry",
+            Workload::E2eFilled => "end to end with 5,000,000 finished tasks in the table, compared with an empty one",
+            Workload::E2eBlocked => "end to end behind 100,000 tasks that a rule blocks, compared with none",
+            Workload::FanIn => "a batch of 50,000 in which the last task waits for all others: the last report",
             Workload::Lists => "lists, filters and statistics with 5,000,000 finished tasks in the table",
-            Workload::Memory => "what the service holds after e2e-50k, and with the largest tasks there may be",
-            Workload::Soak => "end to end for 30 minutes; only if asked for",
+            Workload::Memory => "memory of the service after e2e-50k, and with the largest possible tasks",
+            Workload::Soak => "end to end for 30 minutes; only on request",
         }
     }
 
-    /// Whether rows have to be put into its tables past the service, or two services compared.
+    /// Whether the workload inserts rows directly or compares two services.
     pub fn needs_own(self) -> bool {
         matches!(self, Workload::Retry | Workload::E2eFilled | Workload::E2eBlocked)
     }
 
-    /// Whether it needs the calls of the service.
-    pub fn is_called(self) -> bool {
+    /// Whether the service has to call the sink.
+    pub fn needs_calls(self) -> bool {
         use Workload::{Chain, E2e5k, E2e50k, E2eBlocked, E2eFilled, Latency, Soak};
         matches!(self, Latency | Chain | E2e5k | E2e50k | E2eFilled | E2eBlocked | Soak)
     }
 
-    /// Whether it is run when nobody says what is to be.
-    pub fn is_usual(self) -> bool {
+    /// Whether the benchmark measures the workload by default.
+    pub fn is_default(self) -> bool {
         self != Workload::Soak
     }
 
-    pub fn wants_filled(self) -> bool {
+    /// Whether the workload needs tables with many finished tasks.
+    pub fn needs_filled(self) -> bool {
         matches!(self, Workload::E2eFilled | Workload::Lists)
     }
 
