@@ -93,3 +93,12 @@ pub struct Link {
     pub child_id: Uuid,
     pub requires_success: bool,
 }
+
+/// The changes of a manual retry of a batch, or of its dry run.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct RetriedBatch {
+    pub batch_id: Uuid,
+    pub retried: Vec<Uuid>,
+    pub revived: Vec<Uuid>,
+    pub dry_run: bool,
+}

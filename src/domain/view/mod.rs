@@ -13,11 +13,11 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-pub use batch::{Batch, BatchSummary, ChangedRules, Dag, Link, StatusCounts, StoppedBatch};
+pub use batch::{Batch, BatchSummary, ChangedRules, Dag, Link, RetriedBatch, StatusCounts, StoppedBatch};
 pub use delivery::{Delivery, DeliveryStatus};
 pub use history::{AttemptView, TaskEvent};
-pub use retry::{KindPolicy, RetriedBatch, RetriedTask, RetrySource};
-pub use task::{TaskDetails, TaskSummary};
+pub use retry::{KindPolicy, RetrySource};
+pub use task::{RetriedTask, TaskDetails, TaskSummary};
 
 /// A time in RFC 3339 format, in UTC, always with microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ToSchema)]

@@ -5,7 +5,6 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Timestamp;
-use super::task::TaskDetails;
 use crate::domain::retry::failure::{FailureType, Trigger};
 use crate::domain::retry::policy::Policy;
 
@@ -237,22 +236,4 @@ pub struct KindPolicy {
     #[schema(value_type = RetryPolicy)]
     pub retry: Policy,
     pub updated_at: Timestamp,
-}
-
-/// The changes of a manual retry of a task, or of its dry run.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct RetriedTask {
-    pub task: TaskDetails,
-    /// Tasks that had failed only because of this one and now wait for it again.
-    pub revived: Vec<Uuid>,
-    pub dry_run: bool,
-}
-
-/// The changes of a manual retry of a batch, or of its dry run.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct RetriedBatch {
-    pub batch_id: Uuid,
-    pub retried: Vec<Uuid>,
-    pub revived: Vec<Uuid>,
-    pub dry_run: bool,
 }

@@ -94,3 +94,12 @@ impl TaskDetails {
         self.deferrals = task.deferrals;
     }
 }
+
+/// The changes of a manual retry of a task, or of its dry run.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct RetriedTask {
+    pub task: TaskDetails,
+    /// Tasks that had failed only because of this one and now wait for it again.
+    pub revived: Vec<Uuid>,
+    pub dry_run: bool,
+}

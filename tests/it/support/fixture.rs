@@ -175,7 +175,7 @@ impl Fixture {
 
     /// Waits for results of deliveries and writes them.
     pub async fn write_delivery_results(&mut self) {
-        assert!(self.marks.write_some().await);
+        assert!(self.results.write_some().await);
     }
 
     pub async fn clean_up(&self, days: u32) -> u64 {
