@@ -10,7 +10,7 @@ use private_postgres::{Embedded, Settings};
 use uuid::Uuid;
 
 use super::process::{self, ServiceProcess};
-use super::raw::Database;
+use super::raw::RawDatabase;
 use super::wire::Peer;
 use crate::config::Config;
 use crate::database;
@@ -31,9 +31,9 @@ pub struct Environment {
 
 enum Kind {
     /// A service that is already running and, if known, its database.
-    Given { peer: Peer, database: Option<Database> },
+    Given { peer: Peer, database: Option<RawDatabase> },
     /// A server on which the environment creates databases.
-    Own { server: Database, embedded: Option<Private> },
+    Own { server: RawDatabase, embedded: Option<Private> },
 }
 
 /// A private PostgreSQL whose data directory is removed at the end.
@@ -46,7 +46,7 @@ struct Private {
 /// A service to measure.
 pub struct Target {
     pub peer: Peer,
-    pub database: Option<Database>,
+    pub database: Option<RawDatabase>,
     /// The process id of PostgreSQL, if it runs on this machine.
     pub postgres: Option<i32>,
     /// The batches that the workload created.
@@ -66,7 +66,7 @@ impl Environment {
     /// An environment for a service that is already running.
     pub fn given(url: &str, key: Option<&str>, config: &Config) -> Result<Environment, String> {
         let authority = authority(url)?;
-        let database = config.database_url().map(Database::new);
+        let database = config.database_url().map(RawDatabase::new);
         let kind = Kind::Given { peer: Peer::new(&authority, key), database };
         Ok(Environment::new(kind, Vec::new()))
     }
@@ -78,7 +78,7 @@ impl Environment {
             None => Some(Private::start(config).await?),
         };
         let url = config.database_url().or(embedded.as_ref().map(|private| private.embedded.url())).unwrap_or_default();
-        let kind = Kind::Own { server: Database::new(url), embedded };
+        let kind = Kind::Own { server: RawDatabase::new(url), embedded };
         Ok(Environment::new(kind, settings(config)))
     }
 
@@ -205,7 +205,7 @@ impl Private {
     }
 }
 
-async fn drop_database(server: &Database, name: &str) -> Result<(), String> {
+async fn drop_database(server: &RawDatabase, name: &str) -> Result<(), String> {
     server.execute(&format!("drop database if exists {name} with (force)")).await
 }
 

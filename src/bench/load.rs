@@ -76,7 +76,7 @@ pub async fn run(
     let started = Instant::now();
     let mut running = JoinSet::new();
     for connection in connections {
-        let client = Client { peer: peer.clone(), connection, next: Arc::clone(&next), end: range.end };
+        let client = LoadClient { peer: peer.clone(), connection, next: Arc::clone(&next), end: range.end };
         running.spawn(client.run(Arc::clone(requests), progress.clone()));
     }
     let mut latencies = Latencies::default();
@@ -87,14 +87,14 @@ pub async fn run(
     Ok(Measured { elapsed: started.elapsed(), latencies })
 }
 
-struct Client {
+struct LoadClient {
     peer: Peer,
     connection: Connection,
     next: Arc<AtomicUsize>,
     end: usize,
 }
 
-impl Client {
+impl LoadClient {
     async fn run(mut self, requests: Arc<impl Requests>, progress: Progress) -> Result<Latencies, String> {
         let (mut latencies, mut buffer) = (Latencies::default(), Vec::new());
         loop {

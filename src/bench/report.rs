@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::load::Latencies;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
+pub enum FigureUnit {
     TasksPerSecond,
     RequestsPerSecond,
     Milliseconds,
@@ -17,18 +17,18 @@ pub enum Unit {
     Times,
 }
 
-impl Unit {
+impl FigureUnit {
     fn more_is_better(self) -> bool {
-        matches!(self, Unit::TasksPerSecond | Unit::RequestsPerSecond | Unit::Times)
+        matches!(self, FigureUnit::TasksPerSecond | FigureUnit::RequestsPerSecond | FigureUnit::Times)
     }
 
     fn as_str(self) -> &'static str {
         match self {
-            Unit::TasksPerSecond => "tasks/s",
-            Unit::RequestsPerSecond => "requests/s",
-            Unit::Milliseconds => "ms",
-            Unit::Megabytes => "MB",
-            Unit::Times => "×",
+            FigureUnit::TasksPerSecond => "tasks/s",
+            FigureUnit::RequestsPerSecond => "requests/s",
+            FigureUnit::Milliseconds => "ms",
+            FigureUnit::Megabytes => "MB",
+            FigureUnit::Times => "×",
         }
     }
 }
@@ -39,14 +39,14 @@ pub struct Figure {
     /// What the number is, unless the name of the workload says it.
     pub of: String,
     pub value: f64,
-    pub unit: Unit,
+    pub unit: FigureUnit,
     pub target: Option<f64>,
     /// The maximum, where the value is a median.
     pub max: Option<f64>,
 }
 
 impl Figure {
-    pub fn new(of: &str, value: f64, unit: Unit) -> Figure {
+    pub fn new(of: &str, value: f64, unit: FigureUnit) -> Figure {
         Figure { of: of.to_owned(), value, unit, target: None, max: None }
     }
 
@@ -305,11 +305,11 @@ mod tests {
 
     #[test]
     fn rates_must_reach_their_target_and_times_must_not_exceed_it() {
-        let rate = Figure::new("", 8000.0, Unit::TasksPerSecond).with_target(8000.0);
+        let rate = Figure::new("", 8000.0, FigureUnit::TasksPerSecond).with_target(8000.0);
         assert_eq!((rate.met(), rate.target_text().as_str()), (Some(true), "≥ 8,000 yes"));
-        let delay = Figure::new("p50", 5.1, Unit::Milliseconds).with_target(5.0);
+        let delay = Figure::new("p50", 5.1, FigureUnit::Milliseconds).with_target(5.0);
         assert_eq!((delay.met(), delay.target_text().as_str()), (Some(false), "≤ 5.00 no"));
-        assert_eq!(Figure::new("", 1.0, Unit::Times).met(), None);
+        assert_eq!(Figure::new("", 1.0, FigureUnit::Times).met(), None);
     }
 
     #[test]
@@ -317,12 +317,12 @@ mod tests {
         let outcome = Measurement {
             workload: "create-1",
             figures: vec![
-                Figure::new("", 1000.0, Unit::TasksPerSecond).with_target(8000.0),
-                Figure::new("of raw", 0.5, Unit::Times),
+                Figure::new("", 1000.0, FigureUnit::TasksPerSecond).with_target(8000.0),
+                Figure::new("of raw", 0.5, FigureUnit::Times),
             ],
             raw: Some(ReferenceFigure {
                 what: "inserts".into(),
-                figure: Figure::new("", 2000.0, Unit::TasksPerSecond),
+                figure: Figure::new("", 2000.0, FigureUnit::TasksPerSecond),
             }),
             ..Measurement::default()
         };

@@ -51,28 +51,28 @@ pub enum Command {
 #[derive(Clone, Debug, Args)]
 pub struct Config {
     #[command(flatten)]
-    pub database: Database,
+    pub database: DatabaseSettings,
     #[command(flatten)]
-    pub http: Http,
+    pub http: HttpSettings,
     #[command(flatten)]
     pub access: Access,
     #[command(flatten)]
-    pub loops: Loops,
+    pub loops: LoopsSettings,
     #[command(flatten)]
-    pub webhook: Webhook,
+    pub webhook: WebhookSettings,
     #[command(flatten)]
-    pub retry: Retry,
+    pub retry: RetrySettings,
     #[command(flatten)]
-    pub dependencies: Dependencies,
+    pub dependencies: DependenciesSettings,
     #[command(flatten)]
-    pub request: Request,
+    pub request: RequestSettings,
     #[command(flatten)]
-    pub log: Log,
+    pub log: LogSettings,
 }
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Database")]
-pub struct Database {
+pub struct DatabaseSettings {
     /// Database to use, PostgreSQL 14 or newer. Without it, the service starts a private PostgreSQL
     #[arg(long, env = "DATABASE_URL", global = true, hide_env_values = true, value_name = "URL")]
     pub database_url: Option<String>,
@@ -95,7 +95,7 @@ pub struct Database {
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "HTTP")]
-pub struct Http {
+pub struct HttpSettings {
     /// Address to listen on
     #[arg(long, env = "BIND_ADDR", global = true, default_value = "127.0.0.1", value_parser = parsed::<IpAddr>("an IP address"), value_name = "IP")]
     pub bind_addr: IpAddr,
@@ -112,7 +112,7 @@ pub struct Http {
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Loops")]
-pub struct Loops {
+pub struct LoopsSettings {
     /// Poll interval of the start and timeout loops, in milliseconds
     #[arg(long, env = "WORKER_LOOP_INTERVAL_MS", global = true, default_value = "1000", value_parser = whole(10..=3_600_000u64), value_name = "MS")]
     pub worker_loop_interval_ms: u64,
@@ -132,7 +132,7 @@ pub struct Loops {
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Webhooks")]
-pub struct Webhook {
+pub struct WebhookSettings {
     /// Maximum number of concurrent calls, counted separately for `on_start` and for notifications
     #[arg(long, env = "WEBHOOK_CONCURRENCY", global = true, default_value = "256", value_parser = whole(1..=10_000usize), value_name = "N")]
     pub webhook_concurrency: usize,
@@ -165,7 +165,7 @@ pub struct Webhook {
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Retries")]
-pub struct Retry {
+pub struct RetrySettings {
     /// Highest `max_retries` that a retry policy may have
     #[arg(long, env = "RETRY_MAX_RETRIES_LIMIT", global = true, default_value = "10", value_parser = whole(1..=10_000i16), value_name = "N")]
     pub retry_max_retries_limit: i16,
@@ -188,7 +188,7 @@ pub struct Retry {
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Dependencies")]
-pub struct Dependencies {
+pub struct DependenciesSettings {
     /// Default of `dead_end_cancel` for new batches: cancel a task once a failure or cancellation leaves it without an
     /// alive child
     #[arg(long, env = "DEAD_END_CANCEL", global = true, default_value = "0", value_parser = boolean, action = clap::ArgAction::Set, value_name = "BOOL")]
@@ -197,7 +197,7 @@ pub struct Dependencies {
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Request limits")]
-pub struct Request {
+pub struct RequestSettings {
     /// Maximum number of tasks in a batch
     #[arg(long, env = "MAX_TASKS_PER_BATCH", global = true, default_value = "10000", value_parser = whole(1..=1_000_000usize), value_name = "N")]
     pub max_tasks_per_batch: usize,
@@ -229,7 +229,7 @@ pub struct Request {
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Logs")]
-pub struct Log {
+pub struct LogSettings {
     /// Format of the logs, `text` or `json`
     #[arg(long, env = "LOG_FORMAT", global = true, default_value = "text", value_parser = parsed::<LogFormat>("text or json"), value_name = "FORMAT")]
     pub log_format: LogFormat,

@@ -14,7 +14,7 @@ use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::request::new_policy::read_default_policy;
 use crate::domain::request::patch::read_retry_request;
-use crate::domain::request::shapes::{NewRetry, RetryRequest};
+use crate::domain::request::shapes::{NewRetry, RetryRequestShape};
 use crate::domain::view::retry::RetryStats;
 use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, TaskEvent};
 
@@ -26,7 +26,7 @@ use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, Ta
 #[utoipa::path(
     post, path = "/task/{id}/retry", operation_id = "retryTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
-    request_body = Option<RetryRequest>,
+    request_body = Option<RetryRequestShape>,
     responses(
         (status = 200, description = "What changed or, with dry_run, would change", body = RetriedTask),
         (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
@@ -54,7 +54,7 @@ pub async fn task(
 #[utoipa::path(
     post, path = "/batch/{id}/retry", operation_id = "retryBatch", tag = "batches",
     params(("id" = Uuid, Path, description = "The batch")),
-    request_body = Option<RetryRequest>,
+    request_body = Option<RetryRequestShape>,
     responses(
         (status = 200, description = "What changed or, with dry_run, would change", body = RetriedBatch),
         (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),

@@ -61,7 +61,7 @@ pub enum Done {
 }
 
 /// What to answer for a change once everything is written.
-enum Outcome {
+enum ChangeOutcome {
     /// The task after the change.
     Task,
     Other(Done),
@@ -247,26 +247,26 @@ impl Service {
         let (mut heartbeats, mut decided, mut outcomes) = (Vec::new(), Vec::new(), Vec::with_capacity(jobs.len()));
         for Change { id, patch, .. } in jobs {
             let Some(task) = tasks.get(id) else {
-                outcomes.push(Outcome::Other(Done::Missing));
+                outcomes.push(ChangeOutcome::Other(Done::Missing));
                 continue;
             };
-            let refused = || Outcome::Other(Done::Refused(Box::new((*task).clone())));
+            let refused = || ChangeOutcome::Other(Done::Refused(Box::new((*task).clone())));
             outcomes.push(match (reports.get(id), decide(task, locked.moment)) {
                 (Some(_), Ok(Some(transition))) => {
                     decided.push(transition);
                     heartbeats.extend(has_other_changes(patch).then(|| heartbeat_from(*id, patch)));
-                    Outcome::Task
+                    ChangeOutcome::Task
                 }
-                (Some(_), Ok(None)) => Outcome::Task,
+                (Some(_), Ok(None)) => ChangeOutcome::Task,
                 (Some(report), Err(_)) => {
                     let run = report.run.unwrap_or(task.run - 1);
                     let recorded = attempts::recorded(&mut tx, *id, run).await?;
-                    if lifecycle::repeats(task, report, recorded) { Outcome::Task } else { refused() }
+                    if lifecycle::repeats(task, report, recorded) { ChangeOutcome::Task } else { refused() }
                 }
                 (None, _) if task.status.is_terminal() || patch.run.is_some_and(|run| run != task.run) => refused(),
                 (None, _) => {
                     heartbeats.push(heartbeat_from(*id, patch));
-                    Outcome::Task
+                    ChangeOutcome::Task
                 }
             });
         }
@@ -274,7 +274,7 @@ impl Service {
             heartbeat::record(&mut tx, &heartbeats).await?;
         }
         // A change with metadata is always alone in its transaction.
-        if let (Some(metadata), [Outcome::Task]) = (&first.patch.metadata, outcomes.as_slice())
+        if let (Some(metadata), [ChangeOutcome::Task]) = (&first.patch.metadata, outcomes.as_slice())
             && (!decided.is_empty() || !heartbeats.is_empty())
         {
             views.clear();
@@ -295,9 +295,9 @@ impl Service {
             }
         }
         tx.commit().await?;
-        let done = |(outcome, id): (Outcome, &Uuid)| match outcome {
-            Outcome::Task => views.remove(id).map_or(Done::Changed, |task| Done::Task(Box::new(task))),
-            Outcome::Other(done) => done,
+        let done = |(outcome, id): (ChangeOutcome, &Uuid)| match outcome {
+            ChangeOutcome::Task => views.remove(id).map_or(Done::Changed, |task| Done::Task(Box::new(task))),
+            ChangeOutcome::Other(done) => done,
         };
         Ok(outcomes.into_iter().zip(&ids).map(done).collect())
     }

@@ -12,13 +12,13 @@ use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 
-use crate::config::{Log, LogFormat};
+use crate::config::{LogFormat, LogSettings};
 
 /// Buckets of histograms, from a fast local answer to the default timeout of a webhook.
 const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Sets up logs on standard error. Standard output is for the output of commands.
-pub fn logs(log: &Log) {
+pub fn logs(log: &LogSettings) {
     let filter = EnvFilter::new(&log.rust_log.0);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     let set = match log.log_format {

@@ -216,3 +216,27 @@ fn folders_and_files_stay_small_enough_to_survey() {
         assert!(entries.len() <= 22, "{} has {} entries", folder.display(), entries.len());
     }
 }
+
+#[test]
+fn a_type_name_stands_for_one_type() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in files(&root.join("src")) {
+        let name = file.strip_prefix(root).unwrap().to_string_lossy().into_owned();
+        if name.contains("/tests") {
+            continue;
+        }
+        for line in std::fs::read_to_string(&file).unwrap().lines() {
+            let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+            let declares = |word: &&str| ["struct", "enum", "trait", "type"].contains(word);
+            let is_code = line.starts_with("pub") || line.split(' ').next().is_some_and(|word| declares(&word));
+            if is_code && words.any(|word| declares(&word)) {
+                found.entry(words.next().unwrap_or_default().to_owned()).or_default().push(name.clone());
+            }
+        }
+    }
+    assert!(found.len() > 200, "only {} types found", found.len());
+    // Each layer has its own error.
+    let doubled = found.into_iter().filter(|(name, files)| files.len() > 1 && name != "Error" && name != "Result");
+    assert_eq!(doubled.collect::<Vec<_>>(), Vec::new());
+}

@@ -9,7 +9,7 @@ use sqlx::PgConnection;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::{Database, database_error};
+use super::{RawDatabase, database_error};
 use crate::bench::progress::Progress;
 
 /// Tasks per batch.
@@ -83,7 +83,7 @@ on conflict (shard) do update set success = s.success + excluded.success, failur
     canceled = s.canceled + excluded.canceled"#;
 
 /// Inserts at least `count` finished tasks and returns their number.
-pub async fn finished(database: &Database, count: usize) -> Result<usize, String> {
+pub async fn finished(database: &RawDatabase, count: usize) -> Result<usize, String> {
     let batches = count.div_ceil(PER_BATCH);
     let progress = Progress::start(&format!("insert {} finished tasks", batches * PER_BATCH), batches);
     let (next, mut running) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
@@ -155,7 +155,7 @@ select extract(epoch from min(deadline) - clock_timestamp())::float8 from made";
 
 /// Inserts Running tasks that all time out at the same moment. Returns their ids and that moment.
 pub async fn running(
-    database: &Database,
+    database: &RawDatabase,
     count: usize,
     like: Uuid,
     timeout: Duration,

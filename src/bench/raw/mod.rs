@@ -23,20 +23,20 @@ pub struct TaskTable {
 
 /// A database that the benchmark can connect to.
 #[derive(Clone, Debug)]
-pub struct Database {
+pub struct RawDatabase {
     pub url: String,
 }
 
-impl Database {
-    pub fn new(url: &str) -> Database {
-        Database { url: url.to_owned() }
+impl RawDatabase {
+    pub fn new(url: &str) -> RawDatabase {
+        RawDatabase { url: url.to_owned() }
     }
 
     /// Returns another database on the same server.
-    pub fn named(&self, name: &str) -> Result<Database, String> {
+    pub fn named(&self, name: &str) -> Result<RawDatabase, String> {
         let mut url = url::Url::parse(&self.url).map_err(|error| format!("DATABASE_URL: {error}"))?;
         url.set_path(&format!("/{name}"));
-        Ok(Database { url: url.into() })
+        Ok(RawDatabase { url: url.into() })
     }
 
     pub async fn connect(&self) -> Result<PgConnection, String> {

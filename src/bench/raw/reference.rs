@@ -10,7 +10,7 @@ use sqlx::PgConnection;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::{Database, database_error};
+use super::{RawDatabase, database_error};
 use crate::bench::load::{Latencies, Measured};
 use crate::bench::progress::Progress;
 
@@ -58,7 +58,7 @@ const ACTIONS: &str = r#"{"on_start":{"kind":"Webhook","params":{"url":"http://1
 
 /// Measures one kind of work in copies of the tables, and drops them afterwards.
 pub async fn measure(
-    database: &Database,
+    database: &RawDatabase,
     kind: Reference,
     connections: usize,
     count: usize,
@@ -71,7 +71,7 @@ pub async fn measure(
 }
 
 /// Copies the tables with their indexes and constraints and with their storage settings, which `like` omits.
-async fn copy_tables(database: &Database) -> Result<(), String> {
+async fn copy_tables(database: &RawDatabase) -> Result<(), String> {
     let mut statements = format!("drop schema if exists {SCHEMA} cascade; create schema {SCHEMA};");
     let mut connection = database.connect().await?;
     for table in ["task", "task_spec", "link"] {
@@ -90,7 +90,7 @@ async fn copy_tables(database: &Database) -> Result<(), String> {
 }
 
 async fn run(
-    database: &Database,
+    database: &RawDatabase,
     kind: Reference,
     connections: usize,
     count: usize,

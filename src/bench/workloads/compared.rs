@@ -9,7 +9,7 @@ use super::{BULK, BULK_CLIENTS, Bench};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
-use crate::bench::report::{Cost, Figure, Measurement, Unit};
+use crate::bench::report::{Cost, Figure, FigureUnit, Measurement};
 
 const ROUNDS: usize = 7;
 const TARGET: f64 = 0.95;
@@ -54,9 +54,9 @@ async fn compare(bench: &Bench<'_>, free: &Target, hindered: &Target, how: &str)
     }
     let (plain, cost, with) = (median(&plain).0, median(&slowed).1, median(&slowed).0);
     let figures = vec![
-        Figure::new("", with, Unit::TasksPerSecond),
-        Figure::new("without", plain, Unit::TasksPerSecond),
-        Figure::new("of that", with / plain, Unit::Times).with_target(TARGET),
+        Figure::new("", with, FigureUnit::TasksPerSecond),
+        Figure::new("without", plain, FigureUnit::TasksPerSecond),
+        Figure::new("of that", with / plain, FigureUnit::Times).with_target(TARGET),
     ];
     Ok(Measurement {
         count: count * ROUNDS,

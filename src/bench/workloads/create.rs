@@ -10,7 +10,7 @@ use crate::bench::environment::Target;
 use crate::bench::load;
 use crate::bench::progress::Progress;
 use crate::bench::raw::reference::Reference;
-use crate::bench::report::{Figure, Measurement, ReferenceFigure, Unit};
+use crate::bench::report::{Figure, FigureUnit, Measurement, ReferenceFigure};
 
 const LEVELS: usize = 10;
 const WIDTH: usize = 100;
@@ -18,11 +18,11 @@ const PARENTS: usize = 3;
 
 pub async fn single(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let count = bench.size(20_000, 4000);
-    let raw = bench.reference_rate(target, Reference::Insert, CLIENTS, count, Unit::TasksPerSecond).await?;
+    let raw = bench.reference_rate(target, Reference::Insert, CLIENTS, count, FigureUnit::TasksPerSecond).await?;
     let mut outcome = create(target, run_later(&calling(bench.sink)), 1, CLIENTS, count, raw).await?;
     outcome.figures[0].target = Some(8000.0);
     if let Some(ratio) = outcome.ratio() {
-        outcome.figures.push(Figure::new("raw inserts", ratio, Unit::Times).with_target(1.0));
+        outcome.figures.push(Figure::new("raw inserts", ratio, FigureUnit::Times).with_target(1.0));
     }
     Ok(outcome)
 }
@@ -30,7 +30,7 @@ pub async fn single(bench: &Bench<'_>, target: &Target) -> Result<Measurement, S
 pub async fn bulk(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let requests = bench.size(100, 20);
     let kind = Reference::Copy { rows: BULK, links: 0 };
-    let raw = bench.reference_rate(target, kind, BULK_CLIENTS, requests * BULK, Unit::TasksPerSecond).await?;
+    let raw = bench.reference_rate(target, kind, BULK_CLIENTS, requests * BULK, FigureUnit::TasksPerSecond).await?;
     let mut outcome = create(target, run_later(&calling(bench.sink)), BULK, BULK_CLIENTS, requests, raw).await?;
     outcome.figures[0].target = Some(30_000.0);
     Ok(outcome)
@@ -39,7 +39,8 @@ pub async fn bulk(bench: &Bench<'_>, target: &Target) -> Result<Measurement, Str
 pub async fn dag(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let requests = bench.size(50, 10);
     let kind = Reference::Copy { rows: LEVELS * WIDTH, links: PARENTS };
-    let raw = bench.reference_rate(target, kind, BULK_CLIENTS, requests * LEVELS * WIDTH, Unit::TasksPerSecond).await?;
+    let raw =
+        bench.reference_rate(target, kind, BULK_CLIENTS, requests * LEVELS * WIDTH, FigureUnit::TasksPerSecond).await?;
     let body = graph(&calling(bench.sink));
     let post = Arc::new(Post::new(target, body));
     let mut outcome = send(target, &post, LEVELS * WIDTH, BULK_CLIENTS, requests, raw).await?;
@@ -76,7 +77,7 @@ async fn send(
     let count = requests * per_request;
     Ok(Measurement {
         count,
-        figures: vec![Figure::new("", rate(count, measured.elapsed), Unit::TasksPerSecond)],
+        figures: vec![Figure::new("", rate(count, measured.elapsed), FigureUnit::TasksPerSecond)],
         latencies: measured.latencies,
         cost: cost(before, target.usage(), count),
         raw,

@@ -11,18 +11,19 @@ use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::raw::reference::Reference;
-use crate::bench::report::{Cost, Figure, Measurement, Unit};
+use crate::bench::report::{Cost, Figure, FigureUnit, Measurement};
 use crate::bench::sink::Sink;
 
 const TARGET: f64 = 3000.0;
 
 pub async fn plain(bench: &Bench<'_>, target: &Target, count: usize) -> Result<Measurement, String> {
-    let raw = bench.reference_rate(target, Reference::Update, CLIENTS, count.min(20_000), Unit::TasksPerSecond).await?;
+    let raw =
+        bench.reference_rate(target, Reference::Update, CLIENTS, count.min(20_000), FigureUnit::TasksPerSecond).await?;
     run_tasks(target, bench.sink, count.div_ceil(20), "warm up").await?;
     let done = run_tasks(target, bench.sink, count, "end to end").await?;
     Ok(Measurement {
         count: done.count,
-        figures: vec![Figure::new("", done.rate, Unit::TasksPerSecond).with_target(TARGET)],
+        figures: vec![Figure::new("", done.rate, FigureUnit::TasksPerSecond).with_target(TARGET)],
         latencies: done.latencies,
         cost: done.cost,
         raw,

@@ -4,14 +4,14 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::reports::Report;
+use super::reports::ReportRequests;
 use super::requests::{SILENT, batch_number, locked, wait_for_status};
 use super::{Bench, CLIENTS, cost, millis, rate};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::raw::reference::Reference;
-use crate::bench::report::{Figure, Measurement, Unit};
+use crate::bench::report::{Figure, FigureUnit, Measurement};
 use crate::bench::wire;
 
 pub async fn fan_in(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
@@ -29,8 +29,8 @@ pub async fn fan_in(bench: &Bench<'_>, target: &Target) -> Result<Measurement, S
     }
     let slowest = latencies.quantile(1.0).map_or(f64::NAN, millis);
     let figures = vec![
-        Figure::new("last parent", slowest, Unit::Milliseconds).with_target(50.0),
-        Figure::new("other parents", rate(rounds * (tasks - 2), elapsed), Unit::RequestsPerSecond),
+        Figure::new("last parent", slowest, FigureUnit::Milliseconds).with_target(50.0),
+        Figure::new("other parents", rate(rounds * (tasks - 2), elapsed), FigureUnit::RequestsPerSecond),
     ];
     let count = rounds * tasks;
     let cost = cost(before, target.usage(), count);
@@ -46,7 +46,7 @@ async fn round(target: &Target, tasks: usize) -> Result<(Duration, Duration), St
     };
     locked(&target.created_batches).push(batch);
     wait_for_status(&target.peer, &[batch], "running", tasks - 1).await?;
-    let report = Arc::new(Report::success(ids));
+    let report = Arc::new(ReportRequests::success(ids));
     let progress = Progress::start(&format!("fan-in: report {} parents", tasks - 2), tasks - 2);
     let parents = load::run(&target.peer, CLIENTS, 0..tasks - 2, &report, &progress).await?;
     if batch_number(&target.peer, batch, "/status_counts/waiting").await? != 1 {

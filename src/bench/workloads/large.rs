@@ -11,7 +11,7 @@ use super::{Bench, PATIENCE};
 use crate::bench::environment::Target;
 use crate::bench::load;
 use crate::bench::progress::Progress;
-use crate::bench::report::{Figure, Unit, megabytes};
+use crate::bench::report::{Figure, FigureUnit, megabytes};
 
 /// Bytes of the body of a call, a little below the limit of an action.
 const BODY: usize = 250 * 1024;
@@ -59,7 +59,7 @@ pub async fn large(bench: &Bench<'_>, target: &Target) -> Result<Vec<Figure>, St
     }
     tokio::time::sleep(REST).await;
     let later = target.memory().unwrap_or(0);
-    let peak =
-        Figure::new("with the largest tasks", megabytes(peak.into_inner()), Unit::Megabytes).with_target(PEAK_TARGET);
-    Ok(vec![peak, Figure::new("15 s later", megabytes(later), Unit::Megabytes).with_target(PEAK_TARGET / 2.0)])
+    let peak = Figure::new("with the largest tasks", megabytes(peak.into_inner()), FigureUnit::Megabytes)
+        .with_target(PEAK_TARGET);
+    Ok(vec![peak, Figure::new("15 s later", megabytes(later), FigureUnit::Megabytes).with_target(PEAK_TARGET / 2.0)])
 }

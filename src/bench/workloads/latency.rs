@@ -11,7 +11,7 @@ use crate::bench::environment::Target;
 use crate::bench::load::Latencies;
 use crate::bench::progress::Progress;
 use crate::bench::raw::reference::Reference;
-use crate::bench::report::{Figure, Measurement, Unit};
+use crate::bench::report::{Figure, FigureUnit, Measurement};
 use crate::bench::sink::{Sink, Worked};
 use crate::bench::wire::{self, Connection};
 
@@ -114,5 +114,5 @@ async fn next(sink: &Sink) -> Result<Worked, String> {
 }
 
 fn figure(of: &'static str, latencies: &Latencies, q: f64) -> Figure {
-    Figure::new(of, latencies.quantile(q).map_or(f64::NAN, millis), Unit::Milliseconds)
+    Figure::new(of, latencies.quantile(q).map_or(f64::NAN, millis), FigureUnit::Milliseconds)
 }

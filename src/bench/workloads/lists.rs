@@ -8,7 +8,7 @@ use super::{Bench, cost, millis};
 use crate::bench::environment::Target;
 use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
-use crate::bench::report::{Figure, Measurement, Unit};
+use crate::bench::report::{Figure, FigureUnit, Measurement};
 use crate::bench::wire::{self, Peer};
 
 const TARGET: f64 = 20.0;
@@ -22,7 +22,7 @@ pub async fn lists(bench: &Bench<'_>, target: &Target) -> Result<Measurement, St
     for path in &paths {
         let latencies = ask(&target.peer, path, rounds, &progress).await?;
         let ms = |q| latencies.quantile(q).map_or(f64::NAN, millis);
-        let mut figure = Figure::new("", ms(0.5), Unit::Milliseconds).with_target(TARGET);
+        let mut figure = Figure::new("", ms(0.5), FigureUnit::Milliseconds).with_target(TARGET);
         figure.of = label(path);
         figures.push(figure.with_max(ms(1.0)));
         all.extend(&latencies);

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::environment::{Environment, Target, Usage};
 use super::load;
 use super::raw::fill;
-use super::report::{Cost, Figure, Measurement, Unit, megabytes};
+use super::report::{Cost, Figure, FigureUnit, Measurement, megabytes};
 use super::sink::Sink;
 use super::wire;
 use requests::{calling, cancel, locked, tasks, wait_for_failure};
@@ -94,7 +94,7 @@ impl Bench<'_> {
             None => self.measure(after, &mut None).await?,
         };
         let Some(bytes) = outcome.memory else { return Ok(Measurement::skipped(name, "there is no /proc")) };
-        let mut figures = vec![Figure::new("", megabytes(bytes), Unit::Megabytes).with_target(80.0)];
+        let mut figures = vec![Figure::new("", megabytes(bytes), FigureUnit::Megabytes).with_target(80.0)];
         let (count, memory) = (outcome.count, outcome.memory);
         self.sink.clear().await;
         let target = self.environment.target().await?;

@@ -5,7 +5,7 @@ use crate::bench::environment::Target;
 use crate::bench::load::Measured;
 use crate::bench::progress::Progress;
 use crate::bench::raw::reference::{self, Reference};
-use crate::bench::report::{Figure, ReferenceFigure, Unit};
+use crate::bench::report::{Figure, FigureUnit, ReferenceFigure};
 
 impl Bench<'_> {
     /// Measures PostgreSQL alone, or returns `None` if the database is not known.
@@ -28,7 +28,7 @@ impl Bench<'_> {
         kind: Reference,
         connections: usize,
         count: usize,
-        unit: Unit,
+        unit: FigureUnit,
     ) -> Result<Option<ReferenceFigure>, String> {
         let measured = self.measure_reference(target, kind, connections, count).await?;
         Ok(measured.map(|measured| ReferenceFigure {
@@ -46,7 +46,7 @@ impl Bench<'_> {
     ) -> Result<Option<ReferenceFigure>, String> {
         let measured = self.measure_reference(target, kind, 1, count).await?;
         Ok(measured.and_then(|measured| {
-            let figure = Figure::new("", millis(measured.latencies.quantile(0.5)?), Unit::Milliseconds);
+            let figure = Figure::new("", millis(measured.latencies.quantile(0.5)?), FigureUnit::Milliseconds);
             Some(ReferenceFigure { what: kind.describe(), figure })
         }))
     }

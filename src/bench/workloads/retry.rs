@@ -7,7 +7,7 @@ use chrono::DateTime;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::reports::Report;
+use super::reports::ReportRequests;
 use super::requests::{Post, tasks, wait_for_status};
 use super::{Bench, CLIENTS, PATIENCE, cost, millis, rate};
 use crate::bench::environment::Target;
@@ -15,7 +15,7 @@ use crate::bench::load::{self, Latencies};
 use crate::bench::progress::Progress;
 use crate::bench::raw::fill;
 use crate::bench::raw::reference::Reference;
-use crate::bench::report::{Figure, Measurement, Unit};
+use crate::bench::report::{Figure, FigureUnit, Measurement};
 use crate::bench::wire::Peer;
 
 /// A task that is retried exactly one second after its failure.
@@ -32,13 +32,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub async fn retry(bench: &Bench<'_>, target: &Target) -> Result<Measurement, String> {
     let Some(database) = &target.database else { return Err("needs a database".into()) };
     let count = bench.size(100_000, 10_000);
-    let raw = bench.reference_rate(target, Reference::Update, CLIENTS, count.min(20_000), Unit::TasksPerSecond).await?;
+    let raw =
+        bench.reference_rate(target, Reference::Update, CLIENTS, count.min(20_000), FigureUnit::TasksPerSecond).await?;
     let calm = calm(target, bench.size(100, 50)).await?;
     let like = *calm.ids.first().ok_or("no task was created")?;
 
     // Long enough for all rows to be inserted before the first task is due.
     let ahead = Duration::from_secs(5 + count as u64 / 10_000);
-    let before = Counted::read(&target.peer).await?;
+    let before = RetryCounts::read(&target.peer).await?;
     let (ids, due) = fill::running(database, count, like, ahead).await?;
     let progress = Progress::start(&format!("retry: {count} tasks time out and return"), count);
     tokio::time::sleep_until(due.into()).await;
@@ -46,7 +47,7 @@ pub async fn retry(bench: &Bench<'_>, target: &Target) -> Result<Measurement, St
     let (mut seen, mut failing) = (0, None);
     while seen < count as u64 {
         tokio::time::sleep(POLL_INTERVAL).await;
-        let now = Counted::read(&target.peer).await?;
+        let now = RetryCounts::read(&target.peer).await?;
         if failing.is_none() && now.failed - before.failed >= count as u64 {
             failing = Some(due.elapsed());
         }
@@ -66,9 +67,9 @@ pub async fn retry(bench: &Bench<'_>, target: &Target) -> Result<Measurement, St
     let latencies = lateness(&target.peer, &sampled).await?;
     let median = |latencies: &Latencies| latencies.quantile(0.5).map_or(f64::NAN, millis);
     let figures = vec![
-        Figure::new("", rate(count, elapsed), Unit::TasksPerSecond).with_target(10_000.0),
-        Figure::new("late meanwhile, median", median(&latencies), Unit::Milliseconds).with_target(LATENESS),
-        Figure::new("late at rest, median", median(&calm.lateness), Unit::Milliseconds).with_target(LATENESS),
+        Figure::new("", rate(count, elapsed), FigureUnit::TasksPerSecond).with_target(10_000.0),
+        Figure::new("late meanwhile, median", median(&latencies), FigureUnit::Milliseconds).with_target(LATENESS),
+        Figure::new("late at rest, median", median(&calm.lateness), FigureUnit::Milliseconds).with_target(LATENESS),
     ];
     Ok(Measurement { count, figures, latencies, cost, raw, ..Measurement::default() })
 }
@@ -85,7 +86,7 @@ async fn calm(target: &Target, count: usize) -> Result<Calm, String> {
     load::run(&target.peer, 1, 0..1, &post, &Progress::hidden()).await?;
     wait_for_status(&target.peer, &post.batches(), "running", count).await?;
     let ids = post.ids();
-    let report = Arc::new(Report::failure(ids.clone()));
+    let report = Arc::new(ReportRequests::failure(ids.clone()));
     for i in 0..count {
         load::run(&target.peer, 1, i..i + 1, &report, &progress).await?;
         tokio::time::sleep(REST).await;
@@ -97,20 +98,20 @@ async fn calm(target: &Target, count: usize) -> Result<Calm, String> {
 }
 
 /// The numbers of tasks that have failed and returned so far, from the metrics of the service.
-struct Counted {
+struct RetryCounts {
     failed: u64,
     back: u64,
 }
 
-impl Counted {
-    async fn read(peer: &Peer) -> Result<Counted, String> {
+impl RetryCounts {
+    async fn read(peer: &Peer) -> Result<RetryCounts, String> {
         let (_, body) = load::once(peer, "GET", "/metrics", b"").await?;
         let text = String::from_utf8_lossy(&body);
         let count = |from: &str, to: &str| {
             let name = format!(r#"reprise_transitions_total{{from="{from}",to="{to}"}} "#);
             text.lines().find_map(|line| line.strip_prefix(&name)?.trim().parse().ok()).unwrap_or(0)
         };
-        Ok(Counted { failed: count("running", "retry_pending"), back: count("retry_pending", "pending") })
+        Ok(RetryCounts { failed: count("running", "retry_pending"), back: count("retry_pending", "pending") })
     }
 }
 

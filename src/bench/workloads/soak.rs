@@ -9,7 +9,7 @@ use super::{Bench, CLIENTS, cost, rate};
 use crate::bench::environment::Target;
 use crate::bench::load::Latencies;
 use crate::bench::raw::reference::Reference;
-use crate::bench::report::{Figure, Measurement, Unit, megabytes};
+use crate::bench::report::{Figure, FigureUnit, Measurement, megabytes};
 
 /// Tasks per round of a part.
 const ROUND: usize = 20_000;
@@ -26,7 +26,7 @@ pub async fn soak(bench: &Bench<'_>, target: &Target) -> Result<Measurement, Str
     let (mut rates, mut ratios) = (Vec::new(), Vec::new());
     let (before, started) = (target.usage(), Instant::now());
     for number in 1..=PARTS {
-        let alone = bench.reference_rate(target, Reference::Update, CLIENTS, round, Unit::TasksPerSecond).await?;
+        let alone = bench.reference_rate(target, Reference::Update, CLIENTS, round, FigureUnit::TasksPerSecond).await?;
         let (mut count, mut busy) = (0, Duration::ZERO);
         while started.elapsed() < part * number {
             let done = run_tasks(target, bench.sink, round, &format!("part {number} of {PARTS}")).await?;
@@ -40,25 +40,25 @@ pub async fn soak(bench: &Bench<'_>, target: &Target) -> Result<Measurement, Str
         let of = |what: &str| format!("{what} after {minutes} min");
         let rate = rate(count, busy);
         rates.push(rate);
-        figures.push(Figure::new(&of("in this part,"), rate, Unit::TasksPerSecond));
+        figures.push(Figure::new(&of("in this part,"), rate, FigureUnit::TasksPerSecond));
         if let Some(alone) = alone {
             ratios.push(rate / alone.figure.value);
             figures.push(Figure::new(
                 &of("of single-row updates just before,"),
                 rate / alone.figure.value,
-                Unit::Times,
+                FigureUnit::Times,
             ));
         }
-        figures.push(Figure::new(&of("of the rows are dead"), table.dead / table.live.max(1.0), Unit::Times));
-        figures.push(Figure::new(&of("table"), megabytes(table.heap), Unit::Megabytes));
-        figures.push(Figure::new(&of("indexes of the loops"), megabytes(table.loops), Unit::Megabytes));
-        figures.push(Figure::new(&of("key"), megabytes(table.key), Unit::Megabytes));
+        figures.push(Figure::new(&of("of the rows are dead"), table.dead / table.live.max(1.0), FigureUnit::Times));
+        figures.push(Figure::new(&of("table"), megabytes(table.heap), FigureUnit::Megabytes));
+        figures.push(Figure::new(&of("indexes of the loops"), megabytes(table.loops), FigureUnit::Megabytes));
+        figures.push(Figure::new(&of("key"), megabytes(table.key), FigureUnit::Megabytes));
     }
     // First of all, whether the service has become slower, and slower than the machine has.
     for (position, (what, values)) in [("tasks/s", rates), ("ratio", ratios)].into_iter().enumerate() {
         if let [first, .., last] = values.as_slice() {
             let of = format!("of the first part's {what} in the last");
-            figures.insert(position, Figure::new(&of, last / first, Unit::Times));
+            figures.insert(position, Figure::new(&of, last / first, FigureUnit::Times));
         }
     }
     let cost = cost(before, target.usage(), total);

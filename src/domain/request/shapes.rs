@@ -17,14 +17,15 @@ use crate::domain::webhook::Action;
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum CreateTasks {
-    Tasks(Vec<NewTask>),
-    Batch(NewBatch),
+    Tasks(Vec<NewTaskShape>),
+    Batch(NewBatchShape),
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NewBatch {
-    pub tasks: Vec<NewTask>,
+#[schema(as = NewBatch)]
+pub struct NewBatchShape {
+    pub tasks: Vec<NewTaskShape>,
     /// Webhooks called when every task of the batch has ended.
     pub on_batch_complete: Option<Vec<Action>>,
     /// A label of the batch, a filter of `GET /batches`.
@@ -43,7 +44,8 @@ pub struct NewBatch {
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NewTask {
+#[schema(as = NewTask)]
+pub struct NewTaskShape {
     /// An id within the request, for `dependencies`.
     #[schema(min_length = 1, max_length = 255)]
     pub id: Option<String>,
@@ -218,7 +220,8 @@ pub struct NewRetry {
 /// A manual retry.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct RetryRequest {
+#[schema(as = RetryRequest)]
+pub struct RetryRequestShape {
     /// The name of the requester in the audit trail.
     #[schema(min_length = 1, max_length = 255)]
     pub requested_by: Option<String>,

@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use uuid::Uuid;
 
 use super::Timestamp;
 use crate::domain::retry::failure::{FailureType, Trigger};
