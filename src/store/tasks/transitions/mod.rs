@@ -3,6 +3,7 @@
 //! each of them goes a way that the domain allows.
 
 mod claim;
+mod claim_by_rules;
 mod propagate;
 mod undecided;
 
