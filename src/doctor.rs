@@ -57,6 +57,6 @@ pub async fn run(store: &Store, fix: bool) -> Result<(), String> {
 async fn audit_all(store: &Store) -> Result<Vec<audit::Difference>, String> {
     // The server ends its statements after the limit. The timeout is for a server that no longer answers.
     let result = tokio::time::timeout(LIMIT + store.limit(), audit::audit(store, Extent::All, LIMIT));
-    let result = result.await.unwrap_or_else(|_| Err(store::Error::too_late(LIMIT)));
+    let result = result.await.unwrap_or_else(|_| Err(store::Error::timed_out(LIMIT)));
     result.map_err(|error| error.to_string())
 }

@@ -37,7 +37,7 @@ use utoipa_swagger_ui::SwaggerUi;
 
 use crate::domain::request::new_task::RequestLimits;
 use crate::service::Service;
-use crate::store::{Store, while_wanted};
+use crate::store::{Store, with_cancellation};
 
 pub use auth::Authenticator;
 pub use body::Bodies;
@@ -119,7 +119,7 @@ async fn measure(request: Request, next: Next) -> Response {
 /// yet is canceled.
 async fn run_detached(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
     let unwanted = CancellationToken::new();
-    let work = while_wanted(unwanted.clone(), next.run(request));
+    let work = with_cancellation(unwanted.clone(), next.run(request));
     let _wanted = unwanted.drop_guard();
     match api.requests.spawn(work.in_current_span()).await {
         Ok(response) => response,

@@ -72,7 +72,7 @@ pub async fn run<L: Loop>(this: L, store: Store, shutdown: CancellationToken) {
                 if failures == 0 {
                     let error = match failed {
                         Ok(Err(error)) => error.to_string(),
-                        _ => store::Error::too_late(limit).to_string(),
+                        _ => store::Error::timed_out(limit).to_string(),
                     };
                     tracing::warn!(loop.name = L::NAME, %error, "loop tick failed");
                 }

@@ -12,7 +12,7 @@ use crate::store::batches::list::{self, BatchFilter};
 use crate::store::graph::dag;
 use crate::store::page::Page;
 use crate::store::tasks::{lock, transitions};
-use crate::store::{self, Session, batches, unconditionally};
+use crate::store::{self, Session, batches, without_cancellation};
 
 /// Tasks of a batch that one transaction changes. It bounds how long other transactions wait for its locks.
 const CHUNK: i64 = 1000;
@@ -53,7 +53,7 @@ impl Service {
         let mut upper = None;
         loop {
             let stopping = self.store.alone(|session| self.stop_chunk(session, id, upper));
-            let chunk = unconditionally(stopping).await?;
+            let chunk = without_cancellation(stopping).await?;
             let Some(first) = chunk.first else { break };
             upper = Some(first);
             for status in chunk.canceled {
@@ -92,7 +92,7 @@ impl Service {
                 tx.commit().await?;
                 Ok(changed)
             });
-            let chunk = unconditionally(changing).await?;
+            let chunk = without_cancellation(changing).await?;
             let Some(last) = chunk.last() else { break };
             updated += i32::try_from(chunk.len()).unwrap_or(0);
             after = Some(*last);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::store::{self, Patience, unconditionally};
+use crate::store::{self, Patience, without_cancellation};
 
 /// A lane that is busy for longer probably waits for a lock. The other lanes then start without gathering a batch.
 const SLOW: Duration = Duration::from_millis(50);
@@ -113,7 +113,7 @@ impl<J: Job, A> GroupCommit<J, A> {
                 let (jobs, senders): (Vec<J>, Vec<_>) = batch.into_iter().unzip();
                 let mut outage = None;
                 // Boxed: otherwise every waiting caller would carry the state of `commit`, tens of kilobytes each.
-                for (answer, sender) in unconditionally(Box::pin(commit(jobs))).await.into_iter().zip(senders) {
+                for (answer, sender) in without_cancellation(Box::pin(commit(jobs))).await.into_iter().zip(senders) {
                     outage = outage.or(answer.as_ref().err().filter(|e| e.is_unavailable()).cloned());
                     let _ = sender.send(answer);
                 }
@@ -130,7 +130,7 @@ impl<J: Job, A> GroupCommit<J, A> {
             tokio::select! {
                 biased;
                 // The sender is gone if the caller that ran the batch panicked.
-                answer = &mut answer => return answer.unwrap_or_else(|_| Err(store::Error::broken_off())),
+                answer = &mut answer => return answer.unwrap_or_else(|_| Err(store::Error::aborted())),
                 () = self.lane_freed.notified() => is_timekeeper = true,
                 () = tokio::time::sleep(SLOW), if watch => {}
             }
@@ -208,7 +208,7 @@ where
             continue;
         }
         let answer = commit(std::slice::from_ref(job), Patience::Least).await;
-        answers.push(answer.and_then(|mut one| one.pop().ok_or_else(store::Error::broken_off)));
+        answers.push(answer.and_then(|mut one| one.pop().ok_or_else(store::Error::aborted)));
     }
     answers
 }
@@ -283,7 +283,7 @@ mod tests {
             group.submit(Number(n), async |jobs: Vec<Number>| {
                 tried.fetch_add(1, Ordering::Relaxed);
                 tokio::task::yield_now().await;
-                jobs.iter().map(|_| Err::<u32, _>(store::Error::broken_off())).collect()
+                jobs.iter().map(|_| Err::<u32, _>(store::Error::aborted())).collect()
             })
         });
         assert!(join_all(all).await.iter().all(|answer| answer.as_ref().is_err_and(store::Error::is_unavailable)));

@@ -43,7 +43,7 @@ pub struct Creation {
 
 impl Creation {
     fn with_id(&self, id: Uuid) -> New<'_> {
-        New { id, batch: &self.batch, around: &self.context }
+        New { id, batch: &self.batch, context: &self.context }
     }
 }
 
@@ -148,12 +148,12 @@ impl Service {
         let tasks = &creation.batch.tasks;
         if let Some(key) = key {
             match idempotency::take(&mut tx, key, batch_id, tasks).await? {
-                Seen::Never => {}
-                Seen::Before(created) => {
+                Seen::New => {}
+                Seen::Repeated(created) => {
                     tx.rollback().await?;
                     return Ok(Some(created));
                 }
-                Seen::Otherwise => {
+                Seen::KeyReused => {
                     tx.rollback().await?;
                     return Ok(None);
                 }

@@ -1,25 +1,26 @@
-//! What can go wrong with the database, sorted by what a caller can do about it.
+//! Errors of the store, sorted by what a caller can do about them. Maps PostgreSQL error codes to these kinds; it never
+//! chooses an answer for a client.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A failed statement or transaction. Cheap to clone: many may have waited for the same one.
+/// A failed statement or transaction. Cheap to clone, because many requests may have waited for the same transaction.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The database cannot be reached or is not accepting work: try again later.
+    /// PostgreSQL cannot be reached or accepts no work: retry later.
     #[error("the database is not available: {0}")]
     Unavailable(#[source] Arc<sqlx::Error>),
-    /// A row or a lock that this needs is in other hands. It says nothing about the database or anybody else.
-    #[error("locked by another transaction: {0}")]
+    /// Another transaction holds a row or lock that this one needs. The database itself is fine.
+    #[error("a row or lock is held by another transaction: {0}")]
     Busy(#[source] Arc<sqlx::Error>),
-    /// Another transaction was preferred: try again at once.
-    #[error("the transaction was broken off: {0}")]
+    /// PostgreSQL aborted the transaction in favour of another one: repeat it at once.
+    #[error("PostgreSQL aborted the transaction: {0}")]
     Transient(#[source] Arc<sqlx::Error>),
-    /// Rows had changed between lock and write, which only a missing lock can bring about.
-    #[error("{expected} rows were to change, {changed} did")]
+    /// Rows changed between lock and write, which only a missing lock allows.
+    #[error("expected to change {expected} rows, but changed {changed}")]
     Guard { expected: usize, changed: usize },
-    #[error("stored data cannot be read: {0}")]
+    #[error("invalid data in the database: {0}")]
     Corrupt(String),
     #[error("statement failed: {0}")]
     Statement(#[source] Arc<sqlx::Error>),
@@ -28,6 +29,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// Whether repeating the transaction at once may succeed.
     pub fn is_transient(&self) -> bool {
         matches!(self, Error::Transient(_) | Error::Guard { .. })
     }
@@ -40,17 +42,18 @@ impl Error {
         matches!(self, Error::Busy(_))
     }
 
-    /// The task that was at it is gone.
-    pub fn broken_off() -> Error {
+    /// The work was aborted before it had a result.
+    pub fn aborted() -> Error {
         Error::Unavailable(Arc::new(sqlx::Error::WorkerCrashed))
     }
 
-    /// Nothing was heard of the database for so long.
-    pub fn too_late(limit: Duration) -> Error {
-        let what = format!("no end after {} s", limit.as_secs_f64());
+    /// The database did not answer within `limit`.
+    pub fn timed_out(limit: Duration) -> Error {
+        let what = format!("timed out after {} s", limit.as_secs_f64());
         Error::Unavailable(Arc::new(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, what))))
     }
 
+    /// A stored value cannot be read as what its column holds.
     pub fn corrupt(what: impl std::fmt::Display) -> Error {
         Error::Corrupt(what.to_string())
     }
@@ -66,12 +69,11 @@ impl From<sqlx::Error> for Error {
             E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => {
                 Error::Unavailable
             }
-            // A lock that was not to be had in time.
+            // Lock timeout.
             E::Database(_) if code == "55P03" => Error::Busy,
-            // Deadlock, serialization failure; canceled by somebody or by a time limit that the server has for statements
-            // or transactions.
+            // Deadlock and serialization failure; statements canceled by an operator or by a time limit of the server.
             E::Database(_) if has(&["40P01", "40001", "57014", "25P03", "25P04"]) => Error::Transient,
-            // Connection exceptions, out of some resource, shutting or starting up, read-only after a failover.
+            // Connection failure, insufficient resources, shutdown or start-up, read-only after a failover.
             E::Database(_) if has(&["08", "53", "57P", "25006"]) => Error::Unavailable,
             _ => Error::Statement,
         };

@@ -1,4 +1,5 @@
-//! Wake-ups between instances through LISTEN and NOTIFY. Hints only; whatever is lost here, the polls find.
+//! Wake-ups between instances through LISTEN and NOTIFY. They are only hints: nothing may depend on their arrival, and
+//! the poll of each loop finds the work of a lost one.
 
 use std::time::Duration;
 
@@ -8,18 +9,19 @@ use uuid::Uuid;
 use super::{Actor, Patience, Result, Store};
 use crate::wake::Hints;
 
-/// Named once more in [`Listener::check`].
+/// The channel. [`Listener::check`] repeats its name.
 const CHANNEL: &str = "reprise_wake";
-/// How long it may take to begin to listen.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the server may take to answer a LISTEN.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What other instances say, on a connection of its own.
+/// Receives the hints of other instances, on a connection of its own.
 pub struct Listener {
     inner: Option<PgListener>,
     own: Uuid,
 }
 
 impl Store {
+    /// Sends hints to the other instances.
     pub async fn notify(&self, hints: Hints) -> Result<()> {
         let payload = format!("{}:{}", self.instance, hints.bits());
         let payload = payload.as_str();
@@ -31,9 +33,9 @@ impl Store {
         .await
     }
 
-    /// Whether a connection stays the same from one transaction to the next. Behind a pooler in transaction mode it does
-    /// not, and what it would listen to goes astray. Such a pooler gives prepared statements names of its own, and this
-    /// statement finds itself among those of the server.
+    /// Whether a session keeps its server connection from one transaction to the next. Behind a pooler in transaction
+    /// mode it does not, and notifications get lost. Such a pooler renames prepared statements, so this statement looks
+    /// for its own name among those of the server.
     pub async fn can_listen(&self) -> Result<bool> {
         let own_name = sqlx::query_scalar!(
             r#"select exists (select from pg_prepared_statements where starts_with(name, 'sqlx_s_')) as "own_name!""#
@@ -41,15 +43,16 @@ impl Store {
         self.reading(async |tx| Ok(own_name.fetch_one(tx.conn().await?).await?)).await
     }
 
+    /// Opens a connection and begins to listen.
     pub async fn listen(&self) -> Result<Listener> {
         let options = self.pool.options().clone();
-        let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(PATIENCE).connect_lazy_with(options);
+        let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LISTEN_TIMEOUT).connect_lazy_with(options);
         let inner = PgListener::connect_with(&pool).await?;
         let mut listener = Listener { inner: Some(inner), own: self.instance };
         let listening = listener.get()?.listen(CHANNEL);
-        match tokio::time::timeout(PATIENCE, listening).await {
+        match tokio::time::timeout(LISTEN_TIMEOUT, listening).await {
             Ok(listening) => listening?,
-            Err(_) => return Err(super::Error::too_late(PATIENCE)),
+            Err(_) => return Err(super::Error::timed_out(LISTEN_TIMEOUT)),
         }
         Ok(listener)
     }
@@ -57,19 +60,20 @@ impl Store {
 
 impl Listener {
     fn get(&mut self) -> Result<&mut PgListener> {
-        self.inner.as_mut().ok_or_else(super::Error::broken_off)
+        self.inner.as_mut().ok_or_else(super::Error::aborted)
     }
 
-    /// An error if it hears nothing any more.
+    /// Fails if the connection no longer works.
     pub async fn check(&mut self) -> Result<()> {
-        // Listening to what one listens to already changes nothing.
-        match tokio::time::timeout(PATIENCE, sqlx::query("listen reprise_wake").execute(self.get()?)).await {
+        // Repeating a LISTEN changes nothing.
+        match tokio::time::timeout(LISTEN_TIMEOUT, sqlx::query("listen reprise_wake").execute(self.get()?)).await {
             Ok(checked) => checked.map(|_| ()).map_err(super::Error::from),
-            Err(_) => Err(super::Error::too_late(PATIENCE)),
+            Err(_) => Err(super::Error::timed_out(LISTEN_TIMEOUT)),
         }
     }
 
-    /// The next hint of another instance. After a reconnect everything is hinted at: something may have been missed.
+    /// Waits for the next hint of another instance. After a reconnect it returns all hints, since some may have been
+    /// lost.
     pub async fn hinted(&mut self) -> Result<Hints> {
         loop {
             let own = self.own;
@@ -90,8 +94,8 @@ impl Listener {
 }
 
 impl Drop for Listener {
-    /// The library's listener says good-bye in a task of its own and waits for the answer, for ever if the connection is
-    /// silent. Here that task is given to a runtime that never runs it and ends at once: the socket is closed.
+    /// Closes the socket at once. The library's listener unlistens in a task of its own and waits for the answer, for
+    /// ever if the connection is silent. Here that task goes to a runtime that never runs it and ends at once.
     fn drop(&mut self) {
         let Some(inner) = self.inner.take() else { return };
         if let Ok(nowhere) = tokio::runtime::Builder::new_current_thread().build() {

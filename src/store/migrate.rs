@@ -1,4 +1,5 @@
-//! Brings the tables up to date. PostgreSQL's advisory lock lets any number of instances start at once.
+//! Checks the server and migrates the schema. An advisory lock lets any number of instances start at once. Nothing here
+//! uses the pool, except to ask whether the schema is up to date.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -8,30 +9,32 @@ use sqlx::{Connection, PgConnection};
 
 use super::{Result, Store};
 
-/// Without the migrator's own lock, which belongs to a session: behind a pooler that would stay with whatever connection
-/// it was taken on, and block the next start.
+/// The migrations, without the migrator's own lock. That lock belongs to a session: behind a pooler it would stay with
+/// the server connection that took it, and block the next start.
 static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
     let mut migrations = sqlx::migrate!("./migrations");
     migrations.set_locking(false);
     migrations
 });
-/// Any number, as long as nobody else in the database takes it.
+/// The key of the advisory lock: any number that no other application in the database uses.
 const LOCK: i64 = 0x5245_5052_4953_4531;
 
-/// The oldest server whose SQL this is written for.
+/// The oldest supported server version, as `server_version_num`.
 const OLDEST_SERVER: i32 = 140_000;
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the check of the server may take.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 const POOLER: &str = "a pooler mixes up the prepared statements of its clients; \
                       PgBouncer in transaction mode must be 1.21 or newer, with max_prepared_statements above 0";
 
 impl Store {
-    /// Can the server be reached, and is it new enough? Asked without the pool, whose patience would hide the cause.
+    /// Checks that the server can be reached and is new enough. It bypasses the pool, whose timeouts would hide the
+    /// cause.
     pub async fn check_server(&self) -> Result<(), String> {
-        let asked = tokio::time::timeout(PATIENCE, async {
+        let asked = tokio::time::timeout(CHECK_TIMEOUT, async {
             let options = self.pool.options();
             let mut first = PgConnection::connect_with(options).await?;
             let version = server_version(&mut first).await?;
-            // Twice, because of poolers: where statements of one client get in the way of another's, it is seen here.
+            // A second connection shows whether a pooler mixes up the prepared statements of its clients.
             let mut second = PgConnection::connect_with(options).await?;
             server_version(&mut second).await?;
             let _ = tokio::join!(first.close(), second.close());
@@ -42,15 +45,15 @@ impl Store {
             Ok(Ok(version)) => version,
             Ok(Err(error)) if mixes_statements_up(&error) => return Err(format!("DATABASE_URL: {POOLER}")),
             Ok(Err(error)) => return Err(cannot(error.to_string())),
-            Err(_) => return Err(cannot(format!("no answer after {} s", PATIENCE.as_secs()))),
+            Err(_) => return Err(cannot(format!("no answer after {} s", CHECK_TIMEOUT.as_secs()))),
         };
         if version < OLDEST_SERVER {
-            return Err(format!("DATABASE_URL: PostgreSQL {} is too old, 14 or newer is needed", version / 10_000));
+            return Err(format!("DATABASE_URL: PostgreSQL {} is too old; 14 or newer is required", version / 10_000));
         }
         Ok(())
     }
 
-    /// All in one transaction, which holds the lock and takes effect as a whole.
+    /// Runs all missing migrations in one transaction, under an advisory lock.
     pub async fn migrate(&self) -> Result<(), String> {
         let migrating = async {
             let mut connection = PgConnection::connect_with(self.pool.options()).await?;
@@ -60,10 +63,10 @@ impl Store {
             tx.commit().await?;
             Ok::<(), MigrateError>(())
         };
-        migrating.await.map_err(|error| format!("migrating the database failed: {error}"))
+        migrating.await.map_err(|error| format!("cannot migrate the database: {error}"))
     }
 
-    /// Whether all migrations have been run, for those who run them apart.
+    /// Whether all migrations have run, for deployments that run them separately.
     pub async fn is_migrated(&self) -> Result<bool> {
         let latest = MIGRATIONS.iter().map(|m| m.version).max().unwrap_or(0);
         self.reading(async |tx| {
@@ -84,12 +87,12 @@ async fn server_version(connection: &mut PgConnection) -> Result<i32, sqlx::Erro
     sqlx::query_scalar("select current_setting('server_version_num')::int").fetch_one(connection).await
 }
 
-/// A prepared statement is there already, or is not there.
+/// Whether a prepared statement exists although it should not, or the reverse.
 fn mixes_statements_up(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(sqlx::error::DatabaseError::code).is_some_and(|c| c == "42P05" || c == "26000")
 }
 
-/// A name for the state of the migrations, for test databases made from a template.
+/// Returns a name for the state of the migrations, for test databases cloned from a template.
 pub fn fingerprint() -> String {
     use std::fmt::Write;
     let sum = MIGRATIONS

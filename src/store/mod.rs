@@ -1,22 +1,23 @@
-//! The only place with SQL. [`Store`] is the way in, [`Tx`] a transaction that knows what it changed and settles
-//! counters, wake-ups and metrics when it commits.
+//! The only place with SQL. [`Store`] is the entry point; [`Tx`] is a transaction that knows what it changed and
+//! settles counters, wake-ups and metrics when it commits. The store decides nothing about tasks (`domain` does) and
+//! makes no network call except to PostgreSQL.
 
-/// Which pending tasks may start: rules, their slots, and turns between fair keys.
+/// Admission of pending tasks: rules, their slots, and turns between fair keys.
 pub mod admission;
-/// Batches, and requests that may be repeated.
+/// Batches, and the idempotency keys of the requests that create them.
 pub mod batches;
 mod error;
-/// Walks along dependencies: up from dead ends, down from manual retries.
+/// Walks along dependencies: up to dead ends, down from manual retries.
 pub mod graph;
-/// What happened, in rows and in counters, and the audit of those counters.
+/// The history of tasks in rows and in counters, and the audit of those counters.
 pub mod ledger;
 /// Wake-ups from other instances.
 pub mod listen;
-/// The schema.
+/// Migrations of the schema.
 pub mod migrate;
-/// Times during which no instance could take reports.
+/// Periods in which no instance could accept reports.
 pub mod outages;
-/// Notifications to be delivered.
+/// Notifications and their delivery.
 pub mod outbox;
 /// Pages of lists.
 pub mod page;
@@ -25,9 +26,9 @@ pub mod policies;
 /// Deletion of old batches.
 pub mod retention;
 mod secret;
-/// Tasks: creating, locking, moving and reading them.
+/// Tasks: statements that create, lock, move and read them.
 pub mod tasks;
-/// Transactions, and the connections and sessions they need.
+/// Transactions, sessions and connections.
 pub mod tx;
 
 use std::ops::Deref;
@@ -46,22 +47,22 @@ use crate::wake::Wake;
 use tx::pool::Pool;
 
 pub use error::{Error, Result};
-pub use tx::session::{Patience, Session, unconditionally, while_wanted};
+pub use tx::session::{Patience, Session, with_cancellation, without_cancellation};
 pub use tx::{Actor, Tx};
 
-/// What a transaction may take, unless it is said otherwise.
+/// The time limit of a transaction, unless [`Store::with_limit`] sets another.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A pool of connections and what every statement needs to know of its instance.
+/// A connection pool and the state of the instance that statements need. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store(Arc<StoreInner>);
 
 #[derive(Clone, Debug)]
 pub struct StoreInner {
     pool: Pool,
-    /// Places for those who only look: however slow their queries are, connections are left for those who change.
+    /// Permits for long reads: however slow they are, connections are left for writes.
     readers: Arc<Semaphore>,
-    /// Places for those who wait for a lock: however many want one row, connections are left for the others.
+    /// Permits to wait for a lock: however many requests want one row, connections are left for the others.
     waiters: Arc<Semaphore>,
     limit: Duration,
     clock: Clock,
@@ -70,7 +71,7 @@ pub struct StoreInner {
     retry: retry::RetryLimits,
     policies: policies::PolicyCache,
     matchers: admission::matchers::MatcherCache,
-    fair: admission::fairness::InUse,
+    fair_keys: admission::fairness::FairKeysInUse,
     ids: tasks::ids::Ids,
 }
 
@@ -83,23 +84,23 @@ impl Deref for Store {
 }
 
 impl Store {
-    /// Does not connect yet: a database that is down is found out by the first query.
+    /// Creates a store without connecting: if the database is down, the first query fails.
     pub fn new(
         url: &str,
         max_connections: u32,
         clock: Clock,
         retry: retry::RetryLimits,
     ) -> std::result::Result<Store, String> {
-        let wrong = |why: String| format!("DATABASE_URL: must be a URL such as postgres://user@host/database: {why}");
+        let invalid = |why: String| format!("DATABASE_URL: must be a URL such as postgres://user@host/database: {why}");
         if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
-            return Err(wrong("it starts otherwise".into()));
+            return Err(invalid("it does not start with postgres:// or postgresql://".into()));
         }
         let options = PgConnectOptions::from_str(url)
-            .map_err(|error| wrong(error.to_string()))?
+            .map_err(|error| invalid(error.to_string()))?
             .application_name("reprise")
-            // Changes nothing since PostgreSQL 12, and poolers refuse it.
+            // The setting has no effect since PostgreSQL 12, and poolers refuse it.
             .extra_float_digits(None);
-        let (readers, waiters) = places(max_connections);
+        let (readers, waiters) = permits(max_connections);
         Ok(Store(Arc::new(StoreInner {
             pool: Pool::new(options, max_connections),
             readers,
@@ -111,25 +112,27 @@ impl Store {
             retry,
             policies: policies::PolicyCache::default(),
             matchers: admission::matchers::MatcherCache::default(),
-            fair: admission::fairness::InUse::default(),
+            fair_keys: admission::fairness::FairKeysInUse::default(),
             ids: tasks::ids::Ids::default(),
         })))
     }
 
-    /// The same with connections of its own: however many requests there are, the loops and their leases go on.
+    /// Returns a store with a connection pool of its own, so that loops and leases go on however many requests there
+    /// are.
     #[must_use]
     pub fn with_own_pool(&self, max_connections: u32) -> Store {
         let pool = Pool::new(self.pool.options().clone(), max_connections);
-        let (readers, waiters) = places(max_connections);
+        let (readers, waiters) = permits(max_connections);
         Store(Arc::new(StoreInner { pool, readers, waiters, ..StoreInner::clone(self) }))
     }
 
-    /// The same with another limit for what a transaction may take.
+    /// Returns a store with another time limit for transactions.
     #[must_use]
     pub fn with_limit(&self, limit: Duration) -> Store {
         Store(Arc::new(StoreInner { limit, ..StoreInner::clone(self) }))
     }
 
+    /// The time limit of a transaction.
     pub fn limit(&self) -> Duration {
         self.limit
     }
@@ -142,12 +145,12 @@ impl Store {
         &self.wake
     }
 
-    /// The id of this process among those that share the database.
+    /// Returns the id of this process among the instances that share the database.
     pub fn instance(&self) -> Uuid {
         self.instance
     }
 
-    /// Whether a connection can be had and answers, soon.
+    /// Checks within two seconds that a connection can be obtained and answers.
     pub async fn ping(&self) -> Result<()> {
         let soon = self.with_limit(self.limit.min(Duration::from_secs(2)));
         soon.reading(async |tx| {
@@ -157,18 +160,19 @@ impl Store {
         .await
     }
 
-    /// Connections open and idle.
+    /// Returns the numbers of open and of idle connections.
     pub fn pool_use(&self) -> (usize, usize) {
         self.pool.usage()
     }
 
+    /// Closes the pool: it hands out no more connections.
     pub fn close(&self) {
         self.pool.close();
     }
 }
 
-/// Of a pool of this size: places for readers and for those who wait for locks, each less than the whole.
-fn places(connections: u32) -> (Arc<Semaphore>, Arc<Semaphore>) {
+/// Permits for long reads (half of the connections) and for lock waits (a third).
+fn permits(connections: u32) -> (Arc<Semaphore>, Arc<Semaphore>) {
     let share = |of: u32| Arc::new(Semaphore::new(usize::try_from((connections / of).max(1)).unwrap_or(1)));
     (share(2), share(3))
 }

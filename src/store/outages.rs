@@ -1,5 +1,6 @@
-//! Times when no instance could work: the database was away, or all instances were. Workers could neither report nor give
-//! a sign of life then, so this time does not count against a timeout or a lease.
+//! Outages: periods in which no instance could work, because the database or all instances were down. Workers could
+//! send neither reports nor heartbeats then, so this time does not count against a timeout or a lease. An instance
+//! never decides alone that there was an outage: it takes the silence of all instances.
 
 use std::time::Duration;
 
@@ -7,14 +8,14 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::{Actor, Result, Session, Tx};
 
-/// How often an instance says that it works.
+/// How often an instance records that it works.
 pub const BEAT: Duration = Duration::from_secs(1);
-/// From so many seconds without a beat on, nobody could work.
+/// An outage is a period of more than this many seconds without a beat of any instance.
 const SILENCE_SECS: f64 = 3.0;
-/// Longer than any timeout.
+/// How long outages are kept: longer than any timeout.
 const KEPT_DAYS: i32 = 3;
 
-/// Says that this instance works. The first to do so after a silence notes how long that was.
+/// Records that this instance works. The first instance to do so after a silence records the outage.
 pub async fn record_alive(session: &Session) -> Result<()> {
     let mut tx = session.begin_lease(Actor::Loop("liveness")).await?;
     let now = tx.store.clock().param();
@@ -46,7 +47,7 @@ pub async fn record_alive(session: &Session) -> Result<()> {
     }
     tx.commit().await?;
     for row in rows {
-        tracing::warn!(began_at = %row.began_at, ended_at = %row.ended_at, "no instance could work: timeouts do not count this time");
+        tracing::warn!(began_at = %row.began_at, ended_at = %row.ended_at, "outage ended; its time does not count against timeouts");
     }
     Ok(())
 }
@@ -56,23 +57,23 @@ pub async fn record_alive(session: &Session) -> Result<()> {
 pub struct Outages(Vec<(DateTime<Utc>, DateTime<Utc>)>);
 
 impl Outages {
-    /// How much of the time between two moments was outage.
+    /// Returns how much of the time between `from` and `to` was outage.
     pub fn between(&self, from: DateTime<Utc>, to: DateTime<Utc>) -> TimeDelta {
         let part = |(began, ended): &(DateTime<Utc>, DateTime<Utc>)| (*ended).min(to) - (*began).max(from);
         self.0.iter().map(part).filter(|part| *part > TimeDelta::zero()).sum()
     }
 
-    /// Where a date lies that fell into an outage: as long after its end as it was after its beginning. Dates outside
-    /// of outages stay.
+    /// Moves a date that falls into an outage behind it: as long after the end as it was after the beginning. Other
+    /// dates stay.
     pub fn moved(&self, at: DateTime<Utc>) -> DateTime<Utc> {
         let hit = self.0.iter().find(|(began, ended)| *began <= at && at < *ended);
         hit.map_or(at, |(began, ended)| *ended + (at - *began))
     }
 }
 
-/// `None` if there has been no beat for so long that an outage has just ended, or is not noted yet.
+/// Reads the recorded outages. Returns `None` while the last beat is so old that an outage may not be recorded yet.
 pub async fn known(tx: &mut Tx) -> Result<Option<Outages>> {
-    // A test that sets the time says itself when there was an outage.
+    // Tests with a manual clock record their outages themselves.
     let manual = tx.store.clock().param().is_some();
     let fresh = sqlx::query_scalar!(
         "select max(at) > statement_timestamp() - make_interval(secs => $1) from pulse",
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_lies_between_counts() {
+    fn only_the_outage_between_two_dates_counts() {
         let at = |secs| DateTime::from_timestamp(secs, 0).unwrap();
         let outages = Outages(vec![(at(100), at(110)), (at(200), at(260))]);
         let secs = |from, to| outages.between(at(from), at(to)).num_seconds();

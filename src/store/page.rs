@@ -1,10 +1,10 @@
-//! Which part of a list is wanted.
+//! The position of a page in a list. It knows nothing of what the list holds.
 
-/// A page of a list, by offset or after a key.
+/// The start of a page.
 #[derive(Clone, Copy, Debug)]
 pub enum Page<Key> {
-    /// Skip this many.
+    /// Skips this many rows.
     Offset(i64),
-    /// Go on after this one.
+    /// Continues after the row with this key.
     After(Key),
 }

@@ -1,5 +1,6 @@
-//! The default retry policies per kind. Creating tasks looks at a copy that is never older than half a second, so a
-//! change is in effect on every instance within a second, and on the one that made it at once.
+//! The default retry policies per kind. Task creation reads a cached copy that is never older than half a second. So a
+//! change takes effect within a second on every instance, and at once on the instance that made it. Policies of
+//! existing tasks never change here.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,40 +9,43 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
 use super::admission::fairness;
-use super::{Actor, Error, Result, Session, Store, Tx, unconditionally};
+use super::{Actor, Error, Result, Session, Store, Tx, without_cancellation};
 use crate::domain::retry::policy::Policy;
 use crate::domain::view::{KindPolicy, Timestamp};
 
-const FRESH: Duration = Duration::from_millis(500);
+/// The maximum age of the cached copy.
+const MAX_AGE: Duration = Duration::from_millis(500);
 
+/// Default policies by kind.
 pub type ByKind = Arc<HashMap<String, Policy>>;
 
-/// The copy.
+/// The cached copy.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PolicyCache(Arc<Mutex<Option<LastRead>>>);
 
-/// When it was made or could not be, and why.
+/// The time and the result of the last read.
 type LastRead = (Instant, Result<ByKind>);
 
-/// All defaults, for creating tasks.
+/// Returns the default policies, for creating tasks.
 pub async fn by_kind(store: &Store) -> Result<ByKind> {
-    // Whoever comes while they are being read waits for that instead of reading them too, and gets what comes of it.
+    // Callers that arrive during a read wait for its result, good or bad, instead of reading again.
     let asked_at = Instant::now();
     let mut cache = store.policies.0.lock().await;
     match &*cache {
-        Some((read_at, Ok(policies))) if read_at.elapsed() < FRESH => return Ok(Arc::clone(policies)),
+        Some((read_at, Ok(policies))) if read_at.elapsed() < MAX_AGE => return Ok(Arc::clone(policies)),
         Some((failed_at, Err(error))) if *failed_at > asked_at => return Err(error.clone()),
         _ => {}
     }
     let reading = store.reading(async |tx| {
-        fairness::look(tx).await?;
+        fairness::refresh_keys_in_use(tx).await?;
         Ok(Arc::new(read(tx).await?.into_iter().map(|one| (one.kind, one.retry)).collect()))
     });
-    let read = unconditionally(reading).await;
+    let read = without_cancellation(reading).await;
     *cache = Some((Instant::now(), read.clone()));
     read
 }
 
+/// Reads all default policies, by kind.
 pub async fn list(store: &Store) -> Result<Vec<KindPolicy>> {
     store.reading(async |tx| read(tx).await).await
 }
@@ -59,6 +63,7 @@ async fn read(tx: &mut Tx) -> Result<Vec<KindPolicy>> {
         .collect()
 }
 
+/// Creates or replaces the default policy of a kind.
 pub async fn put(store: &Store, kind: &str, policy: &Policy) -> Result<KindPolicy> {
     let text = serde_json::to_string(policy).map_err(Error::corrupt)?;
     let (text, now) = (text.as_str(), store.clock().param());
@@ -82,7 +87,7 @@ pub async fn put(store: &Store, kind: &str, policy: &Policy) -> Result<KindPolic
     Ok(KindPolicy { kind: kind.to_owned(), retry: policy.clone(), updated_at: Timestamp(updated_at) })
 }
 
-/// Whether there was one.
+/// Deletes the default policy of a kind and returns whether there was one.
 pub async fn delete(store: &Store, kind: &str) -> Result<bool> {
     let delete = |session: Session| async move {
         let mut tx = session.begin(Actor::Api).await?;

@@ -1,6 +1,7 @@
-//! Deletes finished batches in chunks. A transaction deletes a bounded number of rows, waits for no row lock, and leaves
-//! counters that agree with the rows: a batch of any size goes in as many transactions as it takes, and a kill in between
-//! costs nothing.
+//! Deletes finished batches in chunks. Each transaction deletes a bounded number of rows, waits for no row lock, and
+//! leaves counters that agree with the rows. So a batch of any size goes in as many transactions as it takes, and a
+//! kill in between costs nothing. It never deletes a task that is alive or a notification that is still to be
+//! delivered.
 
 use uuid::Uuid;
 
@@ -8,13 +9,13 @@ use super::tx::settle::SumDeltas;
 use super::{Actor, Result, Session, Tx};
 use crate::domain::task::status::Status;
 
-/// Batches that one look finds. Those that somebody holds are passed over, so there have to be some more behind them.
-const LOOKED_AT: i64 = 1000;
-/// Events, and notifications, that go in a transaction for each task that may go in it. A task that was never retried has
-/// four events at most, most of them shared with others.
+/// Candidates read at a time. Locked batches are skipped, so there must be more behind them.
+const CANDIDATES: i64 = 1000;
+/// Events, and notifications, that a transaction may delete for each task that it may delete. A task that was never
+/// retried has at most four events, most of them shared with other tasks.
 const ROWS_PER_TASK: i64 = 10;
 
-/// What a transaction deleted.
+/// The result of one deleting transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deleted {
     pub tasks: u64,
@@ -27,25 +28,25 @@ struct ExpiredBatch {
     total: i64,
 }
 
-/// Deletes up to `limit` tasks of the oldest batches that finished more than `days` days ago, except those with
-/// notifications still to be delivered. A batch of more than `limit` tasks loses its last ones first, so children go
-/// before their parents and whatever is left of it can still be retried.
+/// Deletes up to `limit` tasks of the oldest batches that finished more than `days` days ago, except batches with
+/// notifications still to be delivered. A batch of more than `limit` tasks loses its last tasks first: children go
+/// before their parents, and the rest of the batch can still be retried.
 pub async fn delete_finished(session: &Session, days: u32, limit: i64) -> Result<Deleted> {
     let mut tx = session.begin(Actor::Loop("retention")).await?;
     let found = candidates(&mut tx, days).await?;
     let mut rest = found.as_slice();
     let mut deleted = Deleted::default();
     while !rest.is_empty() && !deleted.more {
-        let (together, behind) = rest.split_at(fitting(rest, limit));
+        let (chunk, behind) = rest.split_at(fitting(rest, limit));
         rest = behind;
-        let ids: Vec<Uuid> = together.iter().map(|batch| batch.id).collect();
+        let ids: Vec<Uuid> = chunk.iter().map(|batch| batch.id).collect();
         deleted = delete_some(&mut tx, &ids, days, limit).await?;
     }
     tx.commit().await?;
     Ok(deleted)
 }
 
-/// How many of the first batches have no more than `limit` tasks together; one at least.
+/// Returns how many of the first batches have at most `limit` tasks in all; at least one.
 fn fitting(batches: &[ExpiredBatch], limit: i64) -> usize {
     let mut tasks = 0;
     let fits = |batch: &&ExpiredBatch| {
@@ -65,7 +66,7 @@ async fn candidates(tx: &mut Tx, days: u32) -> Result<Vec<ExpiredBatch>> {
            order by b.completed_at limit $3"#,
         now,
         i32::try_from(days).unwrap_or(i32::MAX),
-        LOOKED_AT,
+        CANDIDATES,
     )
     .fetch_all(tx.conn().await?)
     .await?)
@@ -103,7 +104,7 @@ async fn delete_some(tx: &mut Tx, batches: &[Uuid], days: u32, limit: i64) -> Re
     Ok(Deleted { tasks, more: tasks > 0 || rows > 0 || !removed.is_empty() })
 }
 
-/// Locks those that nobody else holds and that are still to be deleted.
+/// Locks the batches that no other transaction holds and that are still to be deleted.
 async fn lock(tx: &mut Tx, batches: &[Uuid], days: u32) -> Result<Vec<Uuid>> {
     let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
@@ -118,17 +119,17 @@ async fn lock(tx: &mut Tx, batches: &[Uuid], days: u32) -> Result<Vec<Uuid>> {
     .await?)
 }
 
-/// What went of a batch.
+/// The deleted tasks of one batch.
 struct DeletedChunk {
     batch_id: Uuid,
     tasks: i32,
-    /// Success, Failure, Canceled.
+    /// Tasks deleted in Success, Failure and Canceled.
     ended: [i32; 3],
     sums: SumDeltas,
 }
 
-/// Deletes the last tasks of batches and all that belongs to them. Where somebody holds one of them, or one is alive, the
-/// whole batch is left alone: most likely it is being retried. Rows are looked up by arrays of keys: joined with the chunk,
+/// Deletes the last tasks of batches and all that belongs to them. A batch with a locked or alive task among them is
+/// skipped: most likely it is being retried. Rows are looked up by arrays of keys, because joined with the chunk,
 /// tables were read whole.
 async fn delete_tasks(tx: &mut Tx, batches: &[Uuid], limit: i64) -> Result<Vec<DeletedChunk>> {
     let rows = sqlx::query!(
@@ -175,8 +176,8 @@ async fn delete_tasks(tx: &mut Tx, batches: &[Uuid], limit: i64) -> Result<Vec<D
     Ok(chunks.collect())
 }
 
-/// Deletes events and notifications of batches that have no tasks any more. While there are some, they can be retried,
-/// and an event tells of many tasks.
+/// Deletes events and notifications of batches that have no tasks any more, and returns how many. While a batch has
+/// tasks they can be retried, and an event may belong to many of them.
 async fn delete_history(tx: &mut Tx, batches: &[Uuid], limit: i64) -> Result<i64> {
     Ok(sqlx::query_scalar!(
         r#"with empty as materialized (
@@ -202,8 +203,8 @@ async fn delete_history(tx: &mut Tx, batches: &[Uuid], limit: i64) -> Result<i64
     .await?)
 }
 
-/// Deletes the batches of which nothing is left, and answers which those are, in the order of their ids. `offset 0` makes
-/// each question a look into an index, also if the plan was made while the tables were nearly empty.
+/// Deletes the batches of which nothing is left, and returns their ids in order. `offset 0` makes each check an index
+/// lookup, even if the plan was made while the tables were nearly empty.
 async fn delete_empty(tx: &mut Tx, batches: &[Uuid]) -> Result<Vec<Uuid>> {
     let mut removed = sqlx::query_scalar!(
         r#"with batch as (
@@ -222,6 +223,7 @@ async fn delete_empty(tx: &mut Tx, batches: &[Uuid]) -> Result<Vec<Uuid>> {
     Ok(removed)
 }
 
+/// Reduces the totals of batches by the deleted tasks.
 async fn shrink(tx: &mut Tx, batches: &[Uuid], by: &[i32]) -> Result<()> {
     sqlx::query!(
         "update batch b set total = b.total - u.tasks from unnest($1::uuid[], $2::int[]) u(id, tasks) where b.id = u.id",
@@ -233,7 +235,7 @@ async fn shrink(tx: &mut Tx, batches: &[Uuid], by: &[i32]) -> Result<()> {
     Ok(())
 }
 
-/// Deletes up to `limit` rows of statistics of more than `days` days ago.
+/// Deletes up to `limit` rows of statistics that are more than `days` days old.
 pub async fn forget_stats(session: &Session, days: u32, limit: i64) -> Result<u64> {
     let mut tx = session.begin(Actor::Loop("retention")).await?;
     let now = tx.store.clock().param();

@@ -1,10 +1,11 @@
-//! The secret that all instances share. It is made once and never changed: handles that are out there depend on it.
+//! The secret that signs handles, shared by all instances. It is created once and must never change: handles that
+//! workers hold depend on it.
 
 use super::{Actor, Error, Result, Store};
 use crate::handle::SigningKey;
 
 impl Store {
-    /// The first instance that starts makes it; all others find it.
+    /// Returns the secret. The first instance that asks creates it.
     pub async fn secret(&self) -> Result<SigningKey> {
         let fresh: [u8; SigningKey::LENGTH] = rand::random();
         let bytes = self
@@ -18,7 +19,9 @@ impl Store {
                 Ok(bytes)
             })
             .await?;
-        let bytes = bytes.try_into().map_err(|_| Error::corrupt("the secret has another length"))?;
+        let bytes = bytes
+            .try_into()
+            .map_err(|_| Error::corrupt(format!("table secret: the key must have {} bytes", SigningKey::LENGTH)))?;
         Ok(SigningKey::new(bytes))
     }
 }

@@ -135,9 +135,9 @@ impl Loop for Start {
             Err(error) => return Err(error),
         };
         let Granted { claims, before_leases, before_commit } = granted;
-        let Claims { tasks: claimed, parked, busy, more, unknown } = claims;
+        let Claims { tasks: claimed, blocked, busy, more, unknown } = claims;
         // Where rules block most tasks, a claim examines more of them, to move them to their blocked groups quickly.
-        let examine = if parked * 2 > limit || busy > 0 { EXAMINE_LIMIT } else { limit };
+        let examine = if blocked * 2 > limit || busy > 0 { EXAMINE_LIMIT } else { limit };
         self.examine.store(examine, Ordering::Relaxed);
         let processed = claimed.len();
         for mut claimed in claimed {
@@ -155,7 +155,7 @@ impl Loop for Start {
             }
         }
         // If other transactions have locked all examined tasks, claiming again at once would find the same.
-        let more = registered || more && (processed > 0 || parked > 0);
+        let more = registered || more && (processed > 0 || blocked > 0);
         let due_in = (busy > 0 || !unknown.is_empty()).then_some(0.0);
         Ok(Tick { processed: processed as u64, more, due_in })
     }

@@ -1,8 +1,9 @@
-//! Turns between keys. A task's turn is given once, when it is created: its key's next one, or the turn that is being
-//! taken now if the key has had nothing waiting for a while. So keys alternate in the order of the queue, a claim costs
-//! nothing more than before, and a retried task finds its old place.
+//! Turns between fair keys. A task gets its turn once, when it is created: the next turn of its key, or the current
+//! turn of the queue if the key has had no task waiting for a while. So keys alternate in the order of the queue, a
+//! claim costs nothing more, and a retried task returns to its old position.
 //!
-//! As long as nobody has used a key, nothing of this is read or written and every turn is 0.
+//! Until a task uses a key, these tables are neither read nor written and every turn is 0. Turns never keep a task from
+//! starting; they only order the queue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,11 +14,11 @@ use uuid::Uuid;
 use crate::store::tasks::transitions::Claimed;
 use crate::store::{Actor, Patience, Result, Session, Store, Tx};
 
-/// Whether keys are in use at all: once they are, tasks without one take turns with them, as one more key.
+/// Whether fair keys are in use. Once they are, tasks without a key share one more key, the empty one.
 #[derive(Clone, Debug, Default)]
-pub(in crate::store) struct InUse(Arc<AtomicBool>);
+pub(in crate::store) struct FairKeysInUse(Arc<AtomicBool>);
 
-impl InUse {
+impl FairKeysInUse {
     pub(in crate::store) fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -27,13 +28,13 @@ impl InUse {
     }
 }
 
-/// The turns of new tasks, given by priority and key, which is empty for tasks without one. Taken in a statement of its
-/// own, not in the transaction that creates them: a turn that nobody uses does no harm, and requests with one key need
-/// not wait for each other.
+/// Returns the turns of new tasks, which are given by priority and key; the key is empty for tasks without one. Turns
+/// are taken in a transaction of their own, not in the one that creates the tasks: an unused turn does no harm, and
+/// requests with the same key need not wait for each other.
 pub async fn turns<'a>(store: &Store, tasks: &[(i16, &'a str)]) -> Result<Vec<i64>> {
     if tasks.iter().any(|(_, key)| !key.is_empty()) {
-        store.fair.set();
-    } else if !store.fair.get() {
+        store.fair_keys.set();
+    } else if !store.fair_keys.get() {
         return Ok(vec![0; tasks.len()]);
     }
     let mut wanted: BTreeMap<(i16, &'a str), i64> = BTreeMap::new();
@@ -46,10 +47,10 @@ pub async fn turns<'a>(store: &Store, tasks: &[(i16, &'a str)]) -> Result<Vec<i6
         keys.push(*key);
         counts.push(*n);
     }
-    let taken = store.retrying(Patience::Brief, |session| take(session, &priorities, &keys, &counts)).await;
-    let first = match taken {
-        // Somebody holds the row of a key: the turn that it would give now is good enough.
-        Err(error) if error.is_busy() => store.reading(async |tx| peek(tx, &priorities, &keys).await).await?,
+    let first = store.retrying(Patience::Brief, |session| take_turns(session, &priorities, &keys, &counts)).await;
+    let first = match first {
+        // Another transaction holds the row of a key: its next turn, read without a lock, is good enough.
+        Err(error) if error.is_busy() => store.reading(async |tx| peek_turns(tx, &priorities, &keys).await).await?,
         first => first?,
     };
     let mut next: HashMap<(i16, &str), i64> =
@@ -63,8 +64,13 @@ pub async fn turns<'a>(store: &Store, tasks: &[(i16, &'a str)]) -> Result<Vec<i6
     Ok(turns)
 }
 
-/// By priority and key, the first of as many turns as are wanted of each.
-async fn take(session: Session, priorities: &[i16], keys: &[&str], counts: &[i64]) -> Result<Vec<(i16, String, i64)>> {
+/// Takes `counts` turns of each priority and key, and returns the first of each.
+async fn take_turns(
+    session: Session,
+    priorities: &[i16],
+    keys: &[&str],
+    counts: &[i64],
+) -> Result<Vec<(i16, String, i64)>> {
     let mut tx = session.begin_lease(Actor::Api).await?;
     let rows = sqlx::query!(
         r#"insert into fair_turn as f (priority, key, next)
@@ -89,7 +95,8 @@ async fn take(session: Session, priorities: &[i16], keys: &[&str], counts: &[i64
     Ok(rows.into_iter().map(|row| (row.priority, row.key.clone(), row.next - count(row.priority, &row.key))).collect())
 }
 
-async fn peek(tx: &mut Tx, priorities: &[i16], keys: &[&str]) -> Result<Vec<(i16, String, i64)>> {
+/// Returns the next turn of each priority and key without taking it.
+async fn peek_turns(tx: &mut Tx, priorities: &[i16], keys: &[&str]) -> Result<Vec<(i16, String, i64)>> {
     let rows = sqlx::query!(
         r#"select u.priority as "priority!", u.key as "key!", greatest(f.next, c.turn, 1) as "next!"
            from unnest($1::smallint[], $2::text[]) u(priority, key)
@@ -103,8 +110,9 @@ async fn peek(tx: &mut Tx, priorities: &[i16], keys: &[&str]) -> Result<Vec<(i16
     Ok(rows.into_iter().map(|row| (row.priority, row.key, row.next)).collect())
 }
 
-/// Notes whose turn it was. Keys that come now come no earlier. A note that somebody else holds is left as it is.
-pub(in crate::store) async fn taken(tx: &mut Tx, claimed: &[Claimed]) -> Result<()> {
+/// Records the last claimed turn of each priority as its current turn. A key that is new or idle joins there, and not
+/// earlier. Skips rows that another transaction holds.
+pub(in crate::store) async fn record_turns(tx: &mut Tx, claimed: &[Claimed]) -> Result<()> {
     let mut last: BTreeMap<i16, i64> = BTreeMap::new();
     for task in claimed.iter().filter(|task| task.turn > 0) {
         let turn = last.entry(task.priority).or_default();
@@ -113,7 +121,7 @@ pub(in crate::store) async fn taken(tx: &mut Tx, claimed: &[Claimed]) -> Result<
     if last.is_empty() {
         return Ok(());
     }
-    tx.store.fair.set();
+    tx.store.fair_keys.set();
     let (priorities, turns): (Vec<i16>, Vec<i64>) = last.into_iter().unzip();
     sqlx::query!(
         "with new as (
@@ -133,19 +141,19 @@ pub(in crate::store) async fn taken(tx: &mut Tx, claimed: &[Claimed]) -> Result<
     Ok(())
 }
 
-/// Reads whether keys are in use; once they are, they stay so for this process.
-pub async fn look(tx: &mut Tx) -> Result<()> {
-    if !tx.store.fair.get()
+/// Reads whether fair keys are in use, unless this process knows that they are.
+pub(in crate::store) async fn refresh_keys_in_use(tx: &mut Tx) -> Result<()> {
+    if !tx.store.fair_keys.get()
         && sqlx::query_scalar!("select key from fair_turn limit 1").fetch_optional(tx.conn().await?).await?.is_some()
     {
-        tx.store.fair.set();
+        tx.store.fair_keys.set();
     }
     Ok(())
 }
 
-/// Moves a task whose priority has changed to where that priority stands now.
+/// Gives a task whose priority has changed the current turn of its new priority.
 pub(in crate::store) async fn rejoin(tx: &mut Tx, id: Uuid) -> Result<()> {
-    if !tx.store.fair.get() {
+    if !tx.store.fair_keys.get() {
         return Ok(());
     }
     sqlx::query!(
@@ -157,7 +165,8 @@ pub(in crate::store) async fn rejoin(tx: &mut Tx, id: Uuid) -> Result<()> {
     Ok(())
 }
 
-/// Forgets keys whose next turn is past anyway.
+/// Deletes up to `limit` keys whose next turn has passed, and returns how many. Such a key would join at the current
+/// turn anyway.
 pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
     let mut tx = session.begin(Actor::Loop("retention")).await?;
     let forgotten = sqlx::query!(

@@ -1,12 +1,13 @@
-//! Matchers: by what tasks are counted while they execute. They are few, known to every instance, and forgotten when no
-//! task alive carries a rule with them.
+//! Matchers: the kinds and metadata fields by which executing tasks are counted. They are few, every instance knows
+//! them, and they are retired when no alive task has a rule with them.
 //!
-//! Claims hold [`CLAIM_LOCK`] shared: a matcher that is new counts what executes under the exclusive lock, so no claim can
-//! slip in between the count and its being known. Ends of executions need no such care. They release what their row
-//! says, and counting a new matcher locks those rows. Nobody waits for rows under the exclusive lock.
+//! Claims hold [`CLAIM_LOCK`] shared. A new matcher counts the executing tasks under the exclusive lock, so no claim
+//! can slip in between the count and the registration. Ends of executions need no such care: they release the slots
+//! that their row lists, and counting a new matcher locks those rows. A transaction with the exclusive lock must not
+//! wait long for rows.
 //!
-//! A claim that meets a rule whose matcher is not known leaves the task alone and names the matcher, to be registered. So
-//! forgetting one too early costs a moment and never lets a task start that must not.
+//! A claim that meets a rule with an unknown matcher skips the task and names the matcher, to be registered. So
+//! retiring a matcher too early costs a moment, and never lets a blocked task start.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -20,40 +21,42 @@ use crate::domain::admission::{Rule, RuleMatcher, key_of};
 use crate::domain::task::Flags;
 use crate::store::{Actor, Error, Patience, Result, Session, Store, Tx};
 
-/// The advisory lock between claims and changes of matchers. Claims take it as they begin.
+/// The claim lock: the advisory lock between claims and changes of matchers. Claims take it when they begin.
 pub(in crate::store) const CLAIM_LOCK: i64 = 0x7265_7072_6973_6501;
-/// New matchers in one request at most: claims of all instances wait while they are counted.
+/// The most new matchers in one request: claims of all instances wait while they are counted.
 pub const MOST_NEW: usize = 1000;
-/// How long a try to register waits for the next one when something was in other hands.
-const PAUSE: Duration = Duration::from_millis(100);
-/// A matcher is kept for so many minutes before anybody looks whether it is used.
-const YOUNG_MINS: i32 = 10;
+/// The pause between two tries to register, after another transaction held a lock.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// The age in minutes from which a matcher may be retired.
+const MIN_AGE_MINS: i32 = 10;
 
-/// The matchers that this instance knows.
+/// The matchers that this instance knows, shared by all its transactions.
 #[derive(Clone, Debug, Default)]
 pub(in crate::store) struct MatcherCache(Arc<RwLock<Arc<Matchers>>>);
 
+/// The registered matchers at one version of their table.
 #[derive(Clone, Debug, Default)]
 pub struct Matchers {
-    /// What tells one state of the table from another.
+    /// The version of the table and its highest id, which change with its content.
     version: (i64, i32),
-    /// Whether a task alive carries rules.
-    ruled: bool,
+    /// Whether an alive task has rules.
+    has_rules: bool,
     ids: HashMap<(String, Vec<String>), i32>,
     by_kind: HashMap<String, Vec<(i32, Vec<String>)>>,
 }
 
 impl Matchers {
-    /// Nothing is counted, and nothing has to be looked at.
+    /// Whether no rules are in force: nothing is counted and no alive task has rules.
     pub fn is_idle(&self) -> bool {
-        self.ids.is_empty() && !self.ruled
+        self.ids.is_empty() && !self.has_rules
     }
 
+    /// Returns the kinds of tasks that are counted.
     pub fn kinds(&self) -> Vec<&str> {
         self.by_kind.keys().map(String::as_str).collect()
     }
 
-    /// Every field that one of them looks at.
+    /// Returns every metadata field that a matcher reads, each once.
     pub(in crate::store) fn fields(&self) -> Vec<&str> {
         let fields = self.ids.keys().flat_map(|(_, fields)| fields).map(String::as_str);
         fields.collect::<BTreeSet<_>>().into_iter().collect()
@@ -67,18 +70,20 @@ impl Matchers {
         self.ids.get(&(matcher.kind.clone(), matcher.fields.clone())).copied()
     }
 
+    /// Returns the matchers of these rules that are not registered.
     pub(in crate::store) fn unknown_of<'a>(&self, rules: impl Iterator<Item = &'a Rule>) -> BTreeSet<RuleMatcher> {
         rules.map(Rule::matcher).filter(|matcher| !self.knows(matcher)).cloned().collect()
     }
 
-    /// What a task of this kind occupies while it executes.
+    /// Returns the slots that a task occupies while it executes.
     pub(in crate::store) fn occupied(&self, kind: &str, metadata: Option<&Value>) -> Vec<MatcherKey> {
         let matchers = self.by_kind.get(kind).into_iter().flatten();
         matchers.filter_map(|(id, fields)| Some((*id, key_of(fields, metadata)?))).collect()
     }
 
-    /// The slot that a rule looks at. Fields are never taken away from metadata, so they are there.
-    pub(in crate::store) fn judged(&self, rule: &Rule, metadata: Option<&Value>) -> Option<MatcherKey> {
+    /// Returns the slot that a rule limits. The metadata has the rule's fields, because fields are never removed from
+    /// it.
+    pub(in crate::store) fn limited_slot(&self, rule: &Rule, metadata: Option<&Value>) -> Option<MatcherKey> {
         Some((self.id(rule.matcher())?, key_of(&rule.matcher().fields, metadata)?))
     }
 
@@ -98,7 +103,7 @@ impl MatcherCache {
     }
 }
 
-/// All matchers there are, for a transaction that holds [`CLAIM_LOCK`].
+/// Returns all registered matchers. The transaction must hold [`CLAIM_LOCK`], shared or exclusive.
 pub(in crate::store) async fn all(tx: &mut Tx) -> Result<Arc<Matchers>> {
     let state = sqlx::query!(
         r#"select version, coalesce((select max(id) from matcher), 0) as "last!",
@@ -108,38 +113,39 @@ pub(in crate::store) async fn all(tx: &mut Tx) -> Result<Arc<Matchers>> {
     .fetch_one(tx.conn().await?)
     .await?;
     const { assert!(Flags::HAS_RULES.0 == 256) };
-    let (version, ruled) = ((state.version, state.last), state.ruled);
+    let (version, has_rules) = ((state.version, state.last), state.ruled);
     let known = tx.store.matchers.get();
     if known.version == version {
-        if known.ruled == ruled {
+        if known.has_rules == has_rules {
             return Ok(known);
         }
-        return Ok(keep(tx, Matchers { ruled, ..(*known).clone() }));
+        return Ok(cache(tx, Matchers { has_rules, ..(*known).clone() }));
     }
     let rows = sqlx::query!("select id, kind, fields from matcher where retired_at is null order by id")
         .fetch_all(tx.conn().await?)
         .await?;
-    let mut all = Matchers { version, ruled, ..Matchers::default() };
+    let mut all = Matchers { version, has_rules, ..Matchers::default() };
     for row in rows {
         all.add(row.id, row.kind, row.fields);
     }
-    Ok(keep(tx, all))
+    Ok(cache(tx, all))
 }
 
-fn keep(tx: &Tx, all: Matchers) -> Arc<Matchers> {
+fn cache(tx: &Tx, all: Matchers) -> Arc<Matchers> {
     let all = Arc::new(all);
     tx.store.matchers.put(Arc::clone(&all));
     all
 }
 
-/// The matchers of these rules that this instance does not know.
+/// Returns the matchers of these rules that this instance does not know.
 pub fn unknown<'a>(store: &Store, rules: impl IntoIterator<Item = &'a Rule>) -> BTreeSet<RuleMatcher> {
     let known = store.matchers.get();
     let all: BTreeSet<&RuleMatcher> = rules.into_iter().map(Rule::matcher).collect();
     all.into_iter().filter(|matcher| !known.knows(matcher)).cloned().collect()
 }
 
-/// Makes matchers known, before any task carries them. New ones count what executes already.
+/// Registers matchers before a task with them is stored. A new matcher counts the tasks that already execute. Retries
+/// while another transaction holds a lock, up to the store's time limit.
 pub async fn register(store: &Store, wanted: &BTreeSet<RuleMatcher>) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
@@ -147,13 +153,13 @@ pub async fn register(store: &Store, wanted: &BTreeSet<RuleMatcher>) -> Result<(
     let until = Instant::now() + store.limit();
     loop {
         match try_register(store, wanted).await {
-            Err(error) if error.is_busy() && Instant::now() < until => tokio::time::sleep(PAUSE).await,
+            Err(error) if error.is_busy() && Instant::now() < until => tokio::time::sleep(RETRY_PAUSE).await,
             result => return result,
         }
     }
 }
 
-/// The same with one try.
+/// Registers matchers as [`register`] does, but tries once and hardly waits for locks.
 pub async fn try_register(store: &Store, wanted: &BTreeSet<RuleMatcher>) -> Result<()> {
     store.retrying(Patience::Least, |session| register_once(session, wanted)).await
 }
@@ -183,22 +189,24 @@ async fn register_once(session: Session, wanted: &BTreeSet<RuleMatcher>) -> Resu
         counted.add(row.id, row.kind, row.fields);
     }
     count_executing(&mut tx, &counted).await?;
-    changed(&mut tx).await?;
-    // They become known here with everybody else's next look: only what is committed may be.
+    bump_version(&mut tx).await?;
+    // The cache is not changed here: the next claim reads them, once they are committed.
     tx.commit().await
 }
 
-/// From here to the end of the transaction nobody claims.
+/// Takes the claim lock exclusively: until the end of the transaction, no instance claims.
 async fn lock_out_claims(tx: &mut Tx) -> Result<()> {
     sqlx::query!("select pg_advisory_xact_lock($1)", CLAIM_LOCK).execute(tx.conn().await?).await?;
     Ok(())
 }
 
-async fn changed(tx: &mut Tx) -> Result<()> {
+/// Tells every instance that the table has changed.
+async fn bump_version(tx: &mut Tx) -> Result<()> {
     sqlx::query!("update matcher_version set version = version + 1").execute(tx.conn().await?).await?;
     Ok(())
 }
 
+/// Counts the executing tasks that new matchers match, and adds the slots to their rows.
 async fn count_executing(tx: &mut Tx, new: &Matchers) -> Result<()> {
     let rows = sqlx::query!(
         r#"select t.id, s.kind, (
@@ -237,9 +245,10 @@ async fn count_executing(tx: &mut Tx, new: &Matchers) -> Result<()> {
     Ok(())
 }
 
-/// The rules that tasks alive carry, each once. An index has those whose flag says so, which are all but those that an
-/// instance from before the flag has created: these are found by a look through all batches that are not complete.
-async fn carried(tx: &mut Tx, flagged: bool) -> Result<Vec<String>> {
+/// Returns the distinct rules of alive tasks: of those with the flag `HAS_RULES`, which an index holds, or of those
+/// without it. An instance of a version before the flag created the latter; they are found in all batches that are not
+/// complete.
+async fn rules_in_use(tx: &mut Tx, flagged: bool) -> Result<Vec<String>> {
     let rules = if flagged {
         sqlx::query_scalar!(
             r#"select distinct s.rules as "rules!" from task t join task_spec s on s.id = t.id
@@ -259,7 +268,7 @@ async fn carried(tx: &mut Tx, flagged: bool) -> Result<Vec<String>> {
     Ok(rules)
 }
 
-/// Retires matchers that no task alive carries, and deletes retired ones whose slots are gone. Answers how many.
+/// Retires matchers that no rule of an alive task uses, and deletes retired matchers without slots. Returns how many.
 pub async fn forget_unused(session: &Session) -> Result<u64> {
     let mut tx = session.begin(Actor::Loop("retention")).await?;
     let now = tx.store.clock().param();
@@ -267,7 +276,7 @@ pub async fn forget_unused(session: &Session) -> Result<u64> {
         "select id, kind, fields from matcher where retired_at is null
            and created_at < coalesce($1, statement_timestamp()) - make_interval(mins => $2)",
         now,
-        YOUNG_MINS
+        MIN_AGE_MINS
     )
     .fetch_all(tx.conn().await?)
     .await?;
@@ -277,7 +286,7 @@ pub async fn forget_unused(session: &Session) -> Result<u64> {
         if unused.is_empty() {
             break;
         }
-        for rules in carried(&mut tx, flagged).await? {
+        for rules in rules_in_use(&mut tx, flagged).await? {
             let rules: Vec<Rule> = serde_json::from_str(&rules).map_err(Error::corrupt)?;
             for matcher in rules.iter().map(Rule::matcher) {
                 unused.remove(&(matcher.kind.clone(), matcher.fields.clone()));
@@ -294,7 +303,7 @@ pub async fn forget_unused(session: &Session) -> Result<u64> {
         )
         .execute(tx.conn().await?)
         .await?;
-        changed(&mut tx).await?;
+        bump_version(&mut tx).await?;
     }
     let deleted = sqlx::query!(
         "delete from matcher m where m.retired_at is not null and not exists (select from slot s where s.matcher_id = m.id)"

@@ -1,6 +1,11 @@
-//! What executes, counted for the rules: slots, and the groups of blocked tasks. A slot changes only under its row's
-//! lock, in the transaction that moves the tasks; slots are locked in the order of their ids, after tasks and before
-//! everything else, groups after slots.
+//! Slots, which count executing tasks for the rules, and blocked groups: tasks that wait for the same limits. The table
+//! `parking` holds the blocked groups, `gate` the slot limits of each group, and `task.parked_on` names the group of a
+//! blocked task.
+//!
+//! The state of a group is 0 when it is empty, 1 when its limits block it, and 2 when the next claim must recheck it.
+//!
+//! A slot changes only under its row's lock, in the transaction that moves the tasks. Slots are locked in the order of
+//! their ids, after tasks and before everything else; groups are locked after slots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,10 +17,10 @@ use crate::domain::task::Flags;
 use crate::store::{Actor, Error, Result, Session, Store, Tx};
 use crate::wake::Hints;
 
-/// Parkings looked at by one claim at most.
-const MOST_RECHECKED: i64 = 500;
+/// The most blocked groups that one claim rechecks.
+const RECHECK_LIMIT: i64 = 500;
 
-/// Up to ten alive tasks of the batch that cannot carry the rules, and why.
+/// Returns up to ten alive tasks of the batch that cannot have the rules, and why.
 pub async fn cannot_carry(store: &Store, batch_id: Uuid, change: &RulesChange) -> Result<Vec<(Uuid, String)>> {
     let fields: BTreeSet<&str> =
         change.rules.iter().flat_map(|rule| &rule.matcher().fields).map(String::as_str).collect();
@@ -33,14 +38,14 @@ pub async fn cannot_carry(store: &Store, batch_id: Uuid, change: &RulesChange) -
     let rows = store.reading(async |tx| Ok(looking.fetch_all(tx.conn().await?).await?)).await?;
     let mut problems = Vec::new();
     for row in rows {
-        let bearer = RuleTarget { metadata: row.metadata.as_ref(), has_expected_count: row.expected_count.is_some() };
-        problems.extend(change.rules.iter().find_map(|rule| bearer.problem(rule)).map(|problem| (row.id, problem)));
+        let target = RuleTarget { metadata: row.metadata.as_ref(), has_expected_count: row.expected_count.is_some() };
+        problems.extend(change.rules.iter().find_map(|rule| target.problem(rule)).map(|problem| (row.id, problem)));
     }
     Ok(problems)
 }
 
-/// Gives the rules to up to `limit` alive tasks of the batch after `after`, and puts those that were parked back into
-/// the queue; answers which tasks it were.
+/// Sets the rules of up to `limit` alive tasks of the batch after `after`, and returns blocked ones among them to the
+/// queue. Returns the ids of the tasks.
 pub async fn change_rules(
     tx: &mut Tx,
     batch_id: Uuid,
@@ -78,12 +83,12 @@ pub async fn change_rules(
     Ok(ids)
 }
 
-/// Slots under lock.
+/// Slots that the transaction has locked.
 #[derive(Debug, Default)]
 pub(in crate::store) struct LockedSlots {
     ids: HashMap<MatcherKey, i64>,
     pub(in crate::store) slots: BTreeMap<i64, Slot>,
-    /// Those that somebody else holds and nobody waited for.
+    /// Slots that another transaction holds, left out without waiting.
     busy: BTreeSet<i64>,
 }
 
@@ -97,8 +102,8 @@ impl LockedSlots {
     }
 }
 
-/// Locks slots by what they count, making those that are not there yet, and by id. A transaction that hardly waits leaves
-/// out those that somebody else holds.
+/// Locks slots by what they count, creating missing ones, and by id. A transaction that defers leaves out the slots
+/// that another transaction holds.
 pub(in crate::store) async fn lock(
     tx: &mut Tx,
     keys: BTreeSet<MatcherKey>,
@@ -140,7 +145,7 @@ pub(in crate::store) async fn lock(
         return Ok(locked);
     }
     let (matchers, values): (Vec<i32>, Vec<String>) = missing.into_iter().unzip();
-    // One that somebody else has just made is changed, not skipped: that locks it.
+    // A slot that another transaction has just created is updated, not skipped: the update locks it.
     let rows = sqlx::query!(
         "insert into slot as s (matcher_id, key) select * from unnest($1::int[], $2::text[])
          on conflict (matcher_id, key) do update set used = s.used
@@ -157,7 +162,7 @@ pub(in crate::store) async fn lock(
     Ok(locked)
 }
 
-/// Those of the slots that somebody else holds. The others are locked.
+/// Returns the slots that another transaction holds, and locks the others.
 async fn busy(tx: &mut Tx, matchers: &[i32], values: &[String], ids: &[i64]) -> Result<Vec<(i64, MatcherKey)>> {
     let rows = sqlx::query!(
         "with wanted as materialized (
@@ -179,12 +184,13 @@ async fn busy(tx: &mut Tx, matchers: &[i32], values: &[String], ids: &[i64]) -> 
     Ok(rows.into_iter().map(|row| (row.id, (row.matcher_id, row.key))).collect())
 }
 
-/// Parkings whose limits may have opened, with those limits. Not locked: whoever changes one locks its slots first.
+/// Returns the blocked groups whose limits may have opened, with those limits. The groups are not locked: a transaction
+/// that changes a group locks its slots first.
 pub(in crate::store) async fn to_recheck(tx: &mut Tx) -> Result<BTreeMap<i64, Vec<SlotLimit>>> {
     let rows = sqlx::query!(
         "select p.id, g.slot_id, g.max_tasks, g.max_load
          from (select id from parking where state = 2 order by id limit $1) p join gate g on g.parking_id = p.id",
-        MOST_RECHECKED
+        RECHECK_LIMIT
     )
     .fetch_all(tx.conn().await?)
     .await?;
@@ -196,25 +202,25 @@ pub(in crate::store) async fn to_recheck(tx: &mut Tx) -> Result<BTreeMap<i64, Ve
     Ok(groups)
 }
 
-/// Blocked tasks go to the parking of their limits. The slots of those limits are locked by this transaction.
+/// Adds blocked tasks to the groups of their limits. The transaction must have locked the slots of those limits.
 pub(in crate::store) async fn block(tx: &mut Tx, blocked: &[(Uuid, &[SlotLimit])]) -> Result<()> {
     if blocked.is_empty() {
         return Ok(());
     }
-    let mut places: BTreeMap<String, &[SlotLimit]> =
+    let mut groups: BTreeMap<String, &[SlotLimit]> =
         blocked.iter().map(|(_, limits)| (group_key(limits), *limits)).collect();
     if tx.defers() {
-        // Tasks whose parking somebody else holds stay in the queue, and are looked at again.
+        // Tasks whose group another transaction holds stay in the queue, and the next claim judges them again.
         let busy = sqlx::query_scalar!(
             "with free as materialized (select id from parking where key = any($1) order by id for update skip locked)
              select key from parking where key = any($1) and id not in (select id from free)",
-            &places.keys().map(String::as_str).collect::<Vec<_>>() as &[&str],
+            &groups.keys().map(String::as_str).collect::<Vec<_>>() as &[&str],
         )
         .fetch_all(tx.conn().await?)
         .await?;
-        places.retain(|key, _| !busy.contains(key));
+        groups.retain(|key, _| !busy.contains(key));
     }
-    let keys: Vec<&str> = places.keys().map(String::as_str).collect();
+    let keys: Vec<&str> = groups.keys().map(String::as_str).collect();
     let rows = sqlx::query!(
         r#"insert into parking as p (key, state) select key, 1 from unnest($1::text[]) key order by key
            on conflict (key) do update set state = greatest(p.state, 1)
@@ -227,14 +233,14 @@ pub(in crate::store) async fn block(tx: &mut Tx, blocked: &[(Uuid, &[SlotLimit])
     let limits = || {
         let new = rows.iter().filter(|row| row.new);
         new.flat_map(|row| {
-            places.get(&row.key).into_iter().flat_map(|limits| limits.iter()).map(|limit| (row.id, *limit))
+            groups.get(&row.key).into_iter().flat_map(|limits| limits.iter()).map(|limit| (row.id, *limit))
         })
     };
     if limits().next().is_some() {
         sqlx::query!(
             "insert into gate (parking_id, slot_id, max_tasks, max_load)
              select * from unnest($1::bigint[], $2::bigint[], $3::int[], $4::bigint[])",
-            &limits().map(|(parking, _)| parking).collect::<Vec<_>>(),
+            &limits().map(|(group, _)| group).collect::<Vec<_>>(),
             &limits().map(|(_, limit)| limit.slot).collect::<Vec<_>>(),
             &limits().map(|(_, limit)| limit.max_tasks).collect::<Vec<_>>() as &[Option<i32>],
             &limits().map(|(_, limit)| limit.max_load).collect::<Vec<_>>() as &[Option<i64>],
@@ -242,19 +248,20 @@ pub(in crate::store) async fn block(tx: &mut Tx, blocked: &[(Uuid, &[SlotLimit])
         .execute(tx.conn().await?)
         .await?;
     }
-    let (tasks, groups): (Vec<Uuid>, Vec<i64>) =
+    let (tasks, group_ids): (Vec<Uuid>, Vec<i64>) =
         blocked.iter().filter_map(|(task, limits)| Some((*task, *ids.get(group_key(limits).as_str())?))).unzip();
     sqlx::query!(
         "update task t set parked_on = u.parking from unnest($1::uuid[], $2::bigint[]) u(id, parking)
          where t.id = u.id and t.parked_on is distinct from u.parking",
         &tasks,
-        &groups,
+        &group_ids,
     )
     .execute(tx.conn().await?)
     .await?;
     Ok(())
 }
 
+/// Returns the text by which a group is found: its limits.
 fn group_key(limits: &[SlotLimit]) -> String {
     let text = |max: Option<i64>| max.map_or(String::new(), |max| max.to_string());
     let one =
@@ -262,9 +269,10 @@ fn group_key(limits: &[SlotLimit]) -> String {
     limits.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// What was found at the groups: `blocked` wait for the next change of their slots; of the others, those that are
-/// empty now are marked so. Answers whether there is more to be had at once.
-pub(in crate::store) async fn looked_at(tx: &mut Tx, blocked: &[i64], open: &[i64]) -> Result<bool> {
+/// Records the result of a recheck. The `blocked` groups wait for the next change of their slots; the `open` ones are
+/// marked as empty if they are. Returns whether an open group still has tasks. Skips groups that another transaction
+/// holds.
+pub(in crate::store) async fn finish_recheck(tx: &mut Tx, blocked: &[i64], open: &[i64]) -> Result<bool> {
     let still = sqlx::query_scalar!(
         r#"with locked as materialized (
                select id from parking where id = any($1) or id = any($2) order by id
@@ -283,10 +291,11 @@ pub(in crate::store) async fn looked_at(tx: &mut Tx, blocked: &[i64], open: &[i6
     Ok(still.contains(&2))
 }
 
-/// What a transaction has taken and released, slot by slot.
+/// Changes of slots by slot id: the number of tasks, and the work that they have left.
 pub(in crate::store) type SlotDeltas = BTreeMap<i64, (i32, i64)>;
 
-/// Writes them, and stirs the groups whose limits that has opened; answers whether there were any.
+/// Writes the changes of slots, and marks the groups whose limits have opened for a recheck. Returns whether there are
+/// any.
 pub(in crate::store) async fn settle(tx: &mut Tx, deltas: &SlotDeltas) -> Result<bool> {
     if deltas.is_empty() {
         return Ok(false);
@@ -309,7 +318,7 @@ pub(in crate::store) async fn settle(tx: &mut Tx, deltas: &SlotDeltas) -> Result
     if freed.is_empty() {
         return Ok(false);
     }
-    // A statement of its own, after the locks: it has to see what was parked until now.
+    // A statement of its own, after the locks: its snapshot must include the tasks blocked until now.
     let recheck = sqlx::query!(
         "with locked as materialized (
              select p.id from parking p where p.state = 1 and p.id in (
@@ -326,7 +335,7 @@ pub(in crate::store) async fn settle(tx: &mut Tx, deltas: &SlotDeltas) -> Result
     Ok(recheck.rows_affected() > 0)
 }
 
-/// Forgets groups where nobody waits any more, and slots that nobody occupies or waits for. Answers how many.
+/// Deletes up to `limit` empty groups, and up to `limit` slots that no task occupies or waits for. Returns how many.
 pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
     let mut tx = session.begin(Actor::Loop("retention")).await?;
     let empty = sqlx::query_scalar!(
@@ -336,7 +345,7 @@ pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    // Looked at again under the lock: whoever parks a task changes the row of its parking first.
+    // Checked again under the lock: a transaction that blocks a task changes the row of its group first.
     let groups = sqlx::query!(
         "delete from parking p where id = any($1)
            and not exists (select from task t where t.parked_on = p.id and t.status = 'pending')",
@@ -351,7 +360,7 @@ pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    // The same for slots: whoever needs one locks it, or makes it again.
+    // Checked again under the lock: a transaction that needs a slot locks it, or creates it again.
     let slots = sqlx::query!(
         "delete from slot s where id = any($1) and used = 0 and load = 0
            and not exists (select from gate g where g.slot_id = s.id)",
@@ -363,7 +372,7 @@ pub async fn forget_idle(session: &Session, limit: i64) -> Result<u64> {
     Ok(groups.rows_affected() + slots.rows_affected())
 }
 
-/// Combinations of rules and values that block tasks.
+/// Counts the groups that have blocked tasks.
 pub async fn blocked_groups(store: &Store) -> Result<i64> {
     let count = sqlx::query_scalar!(r#"select count(*) as "n!" from parking where state > 0"#);
     store.listing(async |tx| Ok(count.fetch_one(tx.conn().await?).await?)).await

@@ -1,4 +1,5 @@
-//! The completion of a batch, and its return to life.
+//! The completion of batches and their reopening. Only the commit of a [`Tx`] calls it, after the counters are settled;
+//! it never counts tasks itself.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +10,7 @@ use crate::store::tx::settle::BatchDelta;
 use crate::store::{Result, Tx};
 use crate::wake::Hints;
 
-/// Reopens batches in which a task came back to life, and completes those that have `finished`: nothing in them is alive
-/// any more.
+/// Reopens the batches in which a task came back to life, and completes the `finished` ones, which have no alive task.
 pub(in crate::store) async fn settle(
     tx: &mut Tx,
     reopened: &BTreeSet<Uuid>,
@@ -29,8 +29,7 @@ pub(in crate::store) async fn settle(
     Ok(())
 }
 
-/// Batches in which nothing is alive any more: marks them and enqueues what they asked to be told.
-/// Answers whether there is anything to deliver.
+/// Marks batches as complete and enqueues their `on_batch_complete` notifications. Returns whether there are any.
 async fn complete(tx: &mut Tx, ids: &[Uuid]) -> Result<bool> {
     let now = tx.store.clock().param();
     let added = sqlx::query!(
@@ -56,7 +55,7 @@ async fn complete(tx: &mut Tx, ids: &[Uuid]) -> Result<bool> {
     Ok(added > 0)
 }
 
-/// Batches in which something has come back to life are not complete any more.
+/// Marks batches as not complete.
 async fn reopen(tx: &mut Tx, ids: &BTreeSet<Uuid>) -> Result<()> {
     let ids: Vec<Uuid> = ids.iter().copied().collect();
     sqlx::query!("update batch set completed_at = null where id = any($1) and completed_at is not null", &ids)
@@ -65,7 +64,8 @@ async fn reopen(tx: &mut Tx, ids: &BTreeSet<Uuid>) -> Result<()> {
     Ok(())
 }
 
-/// Of these batches, those whose own rows nobody else holds. The others are looked at again later.
+/// Locks the unlocked rows of these batches and returns their ids. The other batches are deferred: the merge completes
+/// them.
 async fn completable(tx: &mut Tx, ids: &[Uuid], hints: &mut Hints) -> Result<Vec<Uuid>> {
     let unlocked =
         sqlx::query_scalar!("select id from batch where id = any($1) order by id for update skip locked", ids)
@@ -75,7 +75,7 @@ async fn completable(tx: &mut Tx, ids: &[Uuid], hints: &mut Hints) -> Result<Vec
     let busy: Vec<(Uuid, BatchDelta)> = busy.map(|id| (*id, BatchDelta::default())).collect();
     if !busy.is_empty() {
         hints.add(Hints::COUNTERS);
-        deferred::leave(tx, &busy).await?;
+        deferred::store(tx, &busy).await?;
     }
     Ok(unlocked)
 }

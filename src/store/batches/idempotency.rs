@@ -1,4 +1,6 @@
-//! Repeated requests to create: the first one with a key does it, the others get the same answer.
+//! Idempotency keys of requests that create batches: the first request with a key creates the batch, its repetitions
+//! get the same answer. A key is taken and its answer recorded in the transaction that creates the batch, never apart
+//! from it.
 
 use std::time::Duration;
 
@@ -10,28 +12,28 @@ use crate::store::tasks::create::{StoredBatch, StoredTask};
 use crate::store::tasks::row::read_status;
 use crate::store::{Actor, Result, Session, Tx};
 
-/// What a request that may be repeated brings along.
+/// The key of a request that may be repeated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdempotencyKey {
     pub key: String,
-    /// Of the body, whatever the order of its fields.
+    /// The hash of the body, independent of the order of its fields.
     pub body_hash: Vec<u8>,
-    /// For how long repetitions are recognized.
+    /// How long Reprise recognizes repetitions.
     pub ttl: Duration,
 }
 
-/// What is known of a key.
+/// The result of taking a key.
 pub enum Seen {
-    /// Nothing: the request is the first, and its batch is to be recorded.
-    Never,
-    /// It was answered with this.
-    Before(StoredBatch),
-    /// It came with another body.
-    Otherwise,
+    /// No request has used the key: the caller creates the batch and records it.
+    New,
+    /// An earlier request with the same key and body got this answer.
+    Repeated(StoredBatch),
+    /// An earlier request used the key with another body.
+    KeyReused,
 }
 
-/// Looks the key up and takes it. While another request with the same key is under way this waits for its end.
-/// `tasks` are those that the request asks for.
+/// Looks the key up and takes it if it is new. Waits until another request with the same key has ended. `tasks` are the
+/// tasks of the request.
 pub async fn take(tx: &mut Tx, key: &IdempotencyKey, batch_id: Uuid, tasks: &[NewTask]) -> Result<Seen> {
     let now = tx.store.clock().param();
     let taken = sqlx::query_scalar!(
@@ -50,7 +52,7 @@ pub async fn take(tx: &mut Tx, key: &IdempotencyKey, batch_id: Uuid, tasks: &[Ne
     .fetch_optional(tx.conn().await?)
     .await?;
     if taken.is_some() {
-        return Ok(Seen::Never);
+        return Ok(Seen::New);
     }
     let row = sqlx::query!(
         r#"select body_hash, batch_id, task_ids, statuses as "statuses?: Vec<Option<String>>", created_at
@@ -60,7 +62,7 @@ pub async fn take(tx: &mut Tx, key: &IdempotencyKey, batch_id: Uuid, tasks: &[Ne
     .fetch_one(tx.conn().await?)
     .await?;
     if row.body_hash != key.body_hash {
-        return Ok(Seen::Otherwise);
+        return Ok(Seen::KeyReused);
     }
     let statuses: Vec<Option<Status>> = match row.statuses {
         None => tasks.iter().map(|task| Some(task.status())).collect(),
@@ -68,10 +70,10 @@ pub async fn take(tx: &mut Tx, key: &IdempotencyKey, batch_id: Uuid, tasks: &[Ne
     };
     let created = statuses.into_iter().enumerate().filter_map(|(position, status)| Some((position, status?)));
     let tasks = created.zip(row.task_ids).map(|((position, status), id)| StoredTask { position, id, status }).collect();
-    Ok(Seen::Before(StoredBatch { batch_id: row.batch_id, tasks, created_at: row.created_at }))
+    Ok(Seen::Repeated(StoredBatch { batch_id: row.batch_id, tasks, created_at: row.created_at }))
 }
 
-/// What came of the request, in its own transaction.
+/// Records the answer to a request, in the transaction that creates its batch.
 pub async fn record(tx: &mut Tx, key: &IdempotencyKey, tasks: &[NewTask], created: &StoredBatch) -> Result<()> {
     let mut statuses: Vec<Option<&str>> = vec![None; tasks.len()];
     for task in &created.tasks {
@@ -90,7 +92,7 @@ pub async fn record(tx: &mut Tx, key: &IdempotencyKey, tasks: &[NewTask], create
     Ok(())
 }
 
-/// Forgets up to `limit` keys that are older than `ttl`; answers how many.
+/// Deletes up to `limit` keys that are older than `ttl` and returns how many.
 pub async fn forget(session: &Session, ttl: Duration, limit: i64) -> Result<u64> {
     let mut tx = session.begin(Actor::Loop("retention")).await?;
     let now = tx.store.clock().param();

@@ -1,4 +1,4 @@
-//! The list of batches, newest first.
+//! The list of batches, newest first, with counts from counters. Nothing here may read tasks.
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
@@ -11,9 +11,10 @@ use crate::store::page::Page;
 use crate::store::tasks::list::contains;
 use crate::store::{Result, Store};
 
-/// What the batches of a page may have in metadata and kinds; the first is shown however large it is.
+/// The most bytes of metadata and kinds on a page. The first batch is shown however large it is.
 const PAGE_BYTES: i64 = 8 * 1024 * 1024;
 
+/// The conditions of a list. `None` means no condition.
 #[derive(Debug, Default)]
 pub struct BatchFilter {
     pub scope: Option<String>,
@@ -41,16 +42,16 @@ struct BatchRow {
     picked: i64,
 }
 
-/// Newest first, and no more of them once they have [`PAGE_BYTES`]: metadata and many kinds can make a batch large. Answers
-/// whether the page was cut short for that.
+/// Reads a page of the list, newest first, and no more batches once they have [`PAGE_BYTES`]: metadata and many kinds
+/// can make a batch large. Also returns whether the page was cut short for that.
 pub async fn batches(
     store: &Store,
     filter: &BatchFilter,
     page: Page<Uuid>,
     limit: i64,
 ) -> Result<(Vec<BatchSummary>, bool)> {
-    // The counters are looked up for the page alone: joined before the limit, the tables were merged from the newest
-    // batch on, down to the page.
+    // Counters are looked up for the page alone. Joined before the limit, the tables were merged from the newest batch
+    // down to the page.
     let mut query = QueryBuilder::<Postgres>::new(
         "select b.id, b.total, b.created_at, b.kinds, b.scope, b.metadata, c.updated_at, c.waiting, c.pending, c.claimed,
                 c.running, c.retry_pending, c.paused, c.success, c.failure, c.canceled, b.picked

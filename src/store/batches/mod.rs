@@ -1,4 +1,4 @@
-//! Batches: one by one, in lists, and their completion.
+//! Batches: reading them one by one and in lists, their completion, and idempotency keys. Their tasks are in `tasks`.
 
 pub mod completion;
 pub mod idempotency;
@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::domain::view::{Batch, Timestamp};
 use crate::store::{Result, Store};
 
-/// Of a row that has a column for each status.
+/// Builds the counts by status from a row that has a column for each status.
 macro_rules! status_counts {
     ($row:ident) => {
         crate::domain::view::StatusCounts {
@@ -28,12 +28,14 @@ macro_rules! status_counts {
 }
 pub(in crate::store) use status_counts;
 
+/// Whether there is a batch with this id.
 pub async fn batch_exists(store: &Store, id: Uuid) -> Result<bool> {
     let looking = sqlx::query_scalar!("select id from batch where id = $1", id);
     let found = store.reading(async |tx| Ok(looking.fetch_optional(tx.conn().await?).await?)).await?;
     Ok(found.is_some())
 }
 
+/// Reads a batch with its counters.
 pub async fn batch(store: &Store, id: Uuid) -> Result<Option<Batch>> {
     let looking = sqlx::query!(
         r#"select b.id, b.total, b.created_at, b.completed_at, b.scope, b.metadata, c.waiting as "waiting!",

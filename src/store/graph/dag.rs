@@ -1,4 +1,4 @@
-//! The graph of a batch, as it is shown.
+//! The graph of a batch, as the API shows it. Nothing here locks or writes.
 
 use sqlx::{Postgres, QueryBuilder};
 use uuid::Uuid;
@@ -7,7 +7,7 @@ use crate::domain::view::{Dag, Link};
 use crate::store::tasks::row::{SUMMARY, SummaryRow};
 use crate::store::{Result, Store, Tx};
 
-/// About how much the graph of a batch is in an answer.
+/// Returns about how many bytes the graph of a batch has in an answer.
 pub async fn dag_bytes(store: &Store, batch_id: Uuid) -> Result<i64> {
     let adding = sqlx::query_scalar!(
         r#"select coalesce((
@@ -20,6 +20,7 @@ pub async fn dag_bytes(store: &Store, batch_id: Uuid) -> Result<i64> {
     store.listing(async |tx| Ok(adding.fetch_one(tx.conn().await?).await?)).await
 }
 
+/// Reads the tasks and links of a batch; `None` if it has no tasks.
 pub async fn dag(store: &Store, batch_id: Uuid) -> Result<Option<Dag>> {
     store.listing(async |tx| dag_in(tx, batch_id).await).await
 }

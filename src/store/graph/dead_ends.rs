@@ -1,18 +1,20 @@
-//! Dead ends: what looks upward from tasks that end badly, to parents on which nothing alive depends any more.
+//! Dead ends: the search upward from tasks that end badly (Failure or Canceled), to parents on which no alive task
+//! depends any more. The domain decides which parents are canceled; this file finds and locks them.
 //!
-//! Everything else locks rows from parents to children, in the order of their ids. This goes the other way, so:
+//! All other statements lock rows from parents to children, in the order of their ids. This search goes the other way:
 //!
-//! - Nothing is missed. [`found`] is asked after the bad ends are written. It locks the alive ancestors, and counts
-//!   their alive children only then, in a statement of its own. Two last children that end at the same time queue up
-//!   for the row of their parent; whoever gets it second sees what the first has committed.
-//! - Deadlocks are no part of the normal course. Whoever ends a parent holds it and wants its children; whoever ends
-//!   another parent of such a child would hold the child and want the first one. With many parents of one child that
-//!   would be the rule, and each time a second goes by before the server notices. So those who are about to end tasks
-//!   badly call [`lock_ancestors`] before they write anything: if ancestors may fall, they give back what they have locked and
-//!   lock all that the end can reach, up and down, in the order of ids. What has changed between the two shows when
-//!   they decide again, and a link that `lock_ancestors` did not see yet costs a deadlock at worst, which is repeated.
+//! - It misses nothing. [`find`] runs after the bad ends are written. It locks the alive ancestors, and only then
+//!   counts their alive children, in a statement of its own. Two last children that end at the same time queue up for
+//!   the row of their parent, and the second transaction sees what the first has committed.
+//! - It causes no deadlocks in normal operation. A transaction that ends a parent holds it and wants its children; a
+//!   transaction that ends another parent of such a child would hold the child and want the first parent. With many
+//!   parents of one child that would be the rule, and each time a second passes before the server notices. So a
+//!   transaction that is about to end tasks badly calls [`lock_ancestors`] before it writes anything: if ancestors may
+//!   be canceled, it releases its locks and locks all that the end can reach, up and down, in the order of ids. What
+//!   has changed in between shows when the caller decides again. A link that `lock_ancestors` did not see yet costs a
+//!   deadlock at worst, and the transaction is repeated.
 //!
-//! Batches without dead ends pay for none of it: the flags of the tasks say so.
+//! Batches without `dead_end_cancel` pay nothing: the flags of their tasks exclude them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -24,8 +26,9 @@ use crate::domain::task::{Flags, Task};
 use crate::store::tasks::lock::{self, LockedTasks};
 use crate::store::{Result, Tx};
 
-/// Locks all that the end of these tasks can reach, if `decide` is about to end one of them badly and ancestors of
-/// what then falls are alive. Nothing may have been written yet. The rows may be others than before: decide again.
+/// Locks all that the end of these tasks can reach, if `decide` ends one of them badly and the tasks that then fail
+/// have alive ancestors. Nothing may have been written yet. The tasks may have changed, so the caller must decide
+/// again.
 pub async fn lock_ancestors(
     tx: &mut Tx,
     locked: LockedTasks,
@@ -39,7 +42,7 @@ pub async fn lock_ancestors(
     if ending.is_empty() {
         return Ok(locked);
     }
-    // What falls and what hangs on it, which would be locked anyway; and what is above that.
+    // The tasks that fail and their children, which would be locked anyway, and the ancestors of those that fail.
     let rows = sqlx::query!(
         r#"with recursive down(id) as (
                select unnest($1::uuid[])
@@ -76,16 +79,16 @@ pub async fn lock_ancestors(
     }
     let asked: BTreeSet<Uuid> = locked.tasks.iter().map(|t| t.id).collect();
     let all: BTreeSet<Uuid> = asked.iter().copied().chain(rows.iter().map(|row| row.id)).collect();
-    tx.anew().await?;
+    tx.restart().await?;
     let mut wider = lock::by_ids(tx, &all.into_iter().collect::<Vec<_>>()).await?;
     wider.tasks.retain(|task| asked.contains(&task.id));
     Ok(wider)
 }
 
-/// The dead ends above `ended`, which have ended badly in this transaction and tell their parents, and the moment at which
-/// they are found: not before the last change of one of them. While a batch is
-/// stopped its own tasks are left out: they are canceled anyway.
-pub(in crate::store) async fn found(
+/// Finds the dead ends above the `ended` tasks, which have the flag `TELLS_PARENTS` and have ended badly in this
+/// transaction. Returns the cancellations of the dead ends and the moment of that decision, which is not before the last
+/// change of one of them. The tasks of a `stopped` batch are left out, because they are canceled anyway.
+pub(in crate::store) async fn find(
     tx: &mut Tx,
     ended: &[Uuid],
     stopped: Option<Uuid>,
@@ -98,9 +101,9 @@ pub(in crate::store) async fn found(
             return Ok((Vec::new(), moment));
         }
         let known: HashSet<Uuid> = ancestors.iter().map(|t| t.id).collect();
-        let told = links.iter().filter(|link| link.tells).map(|link| link.parent);
-        let new: BTreeSet<Uuid> = told.filter(|id| !known.contains(id)).collect();
-        // Only when nothing new has come since they were locked are the links those of the locked rows.
+        let parents = links.iter().filter(|link| link.tells).map(|link| link.parent);
+        let new: BTreeSet<Uuid> = parents.filter(|id| !known.contains(id)).collect();
+        // The links are those of the locked rows only if no new ancestor has appeared since they were locked.
         if new.is_empty() {
             let alive = alive_children(tx, &links, &ancestors).await?;
             return Ok((dead_end::dead_ends(ended, &links, &ancestors, alive, moment), moment));
@@ -111,8 +114,8 @@ pub(in crate::store) async fn found(
     }
 }
 
-/// From `ended`, and from each alive ancestor that can be reached over those that tell their parents, to the alive
-/// tasks above. One look-up after the other, as in the cascade downward.
+/// Returns the links to alive parents from `ended` and from each alive ancestor that is reached through tasks with
+/// `TELLS_PARENTS`. `offset 0` makes each lookup go by the key, as in the cascade downward.
 async fn links_above(tx: &mut Tx, ended: &[Uuid], stopped: Option<Uuid>) -> Result<Vec<Upward>> {
     Ok(sqlx::query_as!(
         Upward,
@@ -144,8 +147,9 @@ async fn links_above(tx: &mut Tx, ended: &[Uuid], stopped: Option<Uuid>) -> Resu
     .await?)
 }
 
-/// How many children of each are alive, counted no further than to one that is no ancestor itself: a task with ten
-/// thousand children is not counted through for each that ends. From the last one on, which is the last to end.
+/// Counts the alive children of each ancestor, but stops at the first one that is no ancestor itself. So the ten
+/// thousand children of a task are not all counted each time one ends. It counts from the last child on, which is the
+/// last to end.
 async fn alive_children(tx: &mut Tx, links: &[Upward], ancestors: &[Task]) -> Result<BTreeMap<Uuid, i64>> {
     let among = dead_end::alive_among(links, ancestors);
     let rows = sqlx::query!(

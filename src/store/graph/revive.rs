@@ -1,5 +1,5 @@
-//! What a retry by hand has to see: the tasks that were named, what failed because of them, and everything next to
-//! those, all locked at once.
+//! Manual retries: finds and locks the tasks to retry, the tasks that failed because of them, and all parents and
+//! children of both. The domain decides which of them are revived.
 
 use chrono::TimeDelta;
 use uuid::Uuid;
@@ -9,10 +9,11 @@ use crate::domain::task::status::Status;
 use crate::store::tasks::{lock, transitions};
 use crate::store::{Result, Tx};
 
-/// What is to be retried.
+/// The tasks to retry.
 pub enum Targets {
+    /// One task, by its id.
     Named(Uuid),
-    /// Whatever of these is still a failure once it is locked: others may be at it too.
+    /// The tasks among these that are still in Failure once they are locked: other requests may retry them too.
     Failed(Vec<Uuid>),
 }
 
@@ -25,21 +26,21 @@ impl Targets {
     }
 }
 
-/// Decides about retrying `targets`; nothing is written yet. The parents are locked too: one that ended meanwhile
-/// would otherwise be waited for in vain.
+/// Decides the retry of `targets` without writing anything. Parents are locked too: otherwise a task could wait for a
+/// parent that has ended meanwhile.
 pub async fn decide(
     tx: &mut Tx,
     targets: &Targets,
     cascade: bool,
     stuck_after: TimeDelta,
 ) -> Result<Result<Decided, NoRevival>> {
-    let mut edges = around(tx, targets).await?;
+    let mut edges = connected_edges(tx, targets).await?;
     let (edges, locked) = loop {
-        let ids = touched(targets, &edges);
+        let ids = affected_ids(targets, &edges);
         let locked = lock::by_ids(tx, &ids).await?;
         // A task may have got children in a new batch before it was locked.
-        let again = around(tx, targets).await?;
-        let known = touched(targets, &again) == ids;
+        let again = connected_edges(tx, targets).await?;
+        let known = affected_ids(targets, &again) == ids;
         edges = again;
         if known {
             break (edges, locked);
@@ -57,8 +58,8 @@ pub async fn decide(
     Ok(decided.map(|revival| Decided { revival, locked }))
 }
 
-/// The edges that touch a target or a task that can be reached from one over required edges.
-async fn around(tx: &mut Tx, targets: &Targets) -> Result<Vec<Edge>> {
+/// Returns the edges at a target or at a task that required edges connect to it.
+async fn connected_edges(tx: &mut Tx, targets: &Targets) -> Result<Vec<Edge>> {
     let edges = sqlx::query!(
         r#"with recursive reached(id) as (
                select unnest($1::uuid[])
@@ -80,8 +81,8 @@ async fn around(tx: &mut Tx, targets: &Targets) -> Result<Vec<Edge>> {
     Ok(edges)
 }
 
-/// Targets and both ends of all edges, in order, each once.
-fn touched(targets: &Targets, edges: &[Edge]) -> Vec<Uuid> {
+/// Returns the targets and both ends of all edges, in order, each once.
+fn affected_ids(targets: &Targets, edges: &[Edge]) -> Vec<Uuid> {
     let mut ids: Vec<Uuid> = targets.ids().to_vec();
     ids.extend(edges.iter().flat_map(|edge| [edge.parent, edge.child]));
     ids.sort_unstable();
@@ -89,13 +90,14 @@ fn touched(targets: &Targets, edges: &[Edge]) -> Vec<Uuid> {
     ids
 }
 
-/// What was decided, and on which rows.
+/// A decision, with the locked tasks that it concerns.
 pub struct Decided {
     pub revival: Revival,
     pub locked: lock::LockedTasks,
 }
 
 impl Decided {
+    /// Writes the decision.
     pub async fn apply(&self, tx: &mut Tx) -> Result<()> {
         let Revival { retried, revived, waiting } = &self.revival;
         let all: Vec<_> = retried.iter().chain(revived).chain(waiting).cloned().collect();
@@ -103,7 +105,7 @@ impl Decided {
     }
 }
 
-/// The tasks of a batch that failed by themselves.
+/// Returns the tasks of a batch that failed by themselves, not because of a parent.
 pub async fn failed_of_batch(tx: &mut Tx, batch_id: Uuid) -> Result<Vec<Uuid>> {
     Ok(sqlx::query_scalar!(
         "select s.id from task_spec s join task t on t.id = s.id

@@ -1,4 +1,4 @@
-//! The history of executions: one row each, inserted in the transaction in which the execution ends.
+//! The history of executions: one row each, inserted in the transaction that ends the execution and never changed.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -9,6 +9,7 @@ use crate::domain::view::{AttemptView, Timestamp};
 use crate::store::page::Page;
 use crate::store::{Result, Store, Tx};
 
+/// Inserts the executions that these transitions end.
 pub(in crate::store) async fn insert(tx: &mut Tx, transitions: &[Transition]) -> Result<()> {
     let rows: Vec<(Uuid, &Attempt)> =
         transitions.iter().filter_map(|t| t.attempt().map(|a| (t.task().id, a))).collect();
@@ -49,7 +50,7 @@ pub(in crate::store) async fn insert(tx: &mut Tx, transitions: &[Transition]) ->
     Ok(())
 }
 
-/// How a run ended, and whether a report ended it.
+/// Returns how a run ended and whether a report ended it; `None` if it has not ended.
 pub async fn recorded(tx: &mut Tx, task_id: Uuid, run: i32) -> Result<Option<(i32, AttemptOutcome, bool)>> {
     let row = sqlx::query!("select outcome, cause from attempt where task_id = $1 and run = $2", task_id, run)
         .fetch_optional(tx.conn().await?)
@@ -60,7 +61,7 @@ pub async fn recorded(tx: &mut Tx, task_id: Uuid, run: i32) -> Result<Option<(i3
     }))
 }
 
-/// The executions of a task that have ended, first to last; `None` if there is no such task.
+/// Reads the ended executions of a task, oldest first; `None` if there is no such task.
 pub async fn of_task(store: &Store, id: Uuid, page: Page<i32>, limit: i64) -> Result<Option<Vec<AttemptView>>> {
     store.listing(async |tx| in_tx(tx, id, page, limit).await).await
 }

@@ -1,4 +1,5 @@
-//! The audit trail: who moved which task from where to where, and why. Written with the moves themselves.
+//! The audit trail: which actor moved which task from which status to which, and why. Events are written in the
+//! transaction of the move and never changed.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +11,16 @@ use crate::store::page::Page;
 use crate::store::tasks::row::read_status;
 use crate::store::{Result, Store, Tx};
 
-/// Tasks that one row tells of at most.
+/// The most tasks in one row.
 const PER_ROW: usize = 100;
-/// The number of an event: its row's, and the place in the row.
-const PLACES: i64 = 1000;
+/// Numbers per row. The number of an event is that of its row times this, plus the position of the task in the row.
+const SEQ_PER_ROW: i64 = 1000;
 
-/// The moves of a transaction, and who has made each.
+/// The moves of a transaction, with the tasks that made each.
 #[derive(Default)]
 pub(in crate::store) struct Trail(BTreeMap<Move, Vec<Uuid>>);
 
-/// How a task of a batch changes its status, or comes into being.
+/// A change of status, or the creation, of a task in a batch.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::store) struct Move {
     pub batch_id: Uuid,
@@ -28,11 +29,11 @@ pub(in crate::store) struct Move {
     pub cause: &'static str,
     pub run: i32,
     pub attempt: i16,
-    /// More than the cause says, where there is more.
+    /// Details beyond the cause, if any.
     pub reason: Option<String>,
 }
 
-/// A row to be written: whom it tells of is a part of all ids, counted from one.
+/// A row to write. Its tasks are the ids from `first` to `last` of all ids, counted from one.
 pub(in crate::store) struct EventRow {
     pub made: Move,
     pub first: i32,
@@ -48,22 +49,22 @@ impl Trail {
         self.0.is_empty()
     }
 
-    /// The ids of all tasks, and the rows.
+    /// Returns the ids of all tasks, and the rows.
     pub fn rows(&self) -> (Vec<Uuid>, Vec<EventRow>) {
-        let place = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        let position = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let (mut ids, mut rows) = (Vec::new(), Vec::new());
         for (made, tasks) in &self.0 {
             for chunk in tasks.chunks(PER_ROW) {
-                let first = place(ids.len() + 1);
+                let first = position(ids.len() + 1);
                 ids.extend_from_slice(chunk);
-                rows.push(EventRow { made: made.clone(), first, last: place(ids.len()) });
+                rows.push(EventRow { made: made.clone(), first, last: position(ids.len()) });
             }
         }
         (ids, rows)
     }
 }
 
-/// The trail of a task, oldest first; `None` if there is no such task.
+/// Reads the events of a task, oldest first; `None` if there is no such task.
 pub async fn of_task(store: &Store, id: Uuid, page: Page<i64>, limit: i64) -> Result<Option<Vec<TaskEvent>>> {
     store.listing(async |tx| in_tx(tx, id, page, limit).await).await
 }
@@ -73,7 +74,7 @@ async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i64>, limit: i64) -> Result<Opt
         sqlx::query!("select batch_id, kind from task_spec where id = $1", id).fetch_optional(tx.conn().await?).await?;
     let Some(spec) = spec else { return Ok(None) };
     let (after, offset) = match page {
-        Page::After(seq) => (seq / PLACES, 0),
+        Page::After(seq) => (seq / SEQ_PER_ROW, 0),
         Page::Offset(offset) => (0, offset),
     };
     let rows = sqlx::query!(
@@ -91,7 +92,7 @@ async fn in_tx(tx: &mut Tx, id: Uuid, page: Page<i64>, limit: i64) -> Result<Opt
     let mut events = Vec::with_capacity(rows.len());
     for row in rows {
         events.push(TaskEvent {
-            seq: row.seq * PLACES + i64::from(row.place),
+            seq: row.seq * SEQ_PER_ROW + i64::from(row.place),
             at: Timestamp(row.at),
             task_id: id,
             batch_id: spec.batch_id,

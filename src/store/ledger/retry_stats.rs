@@ -1,4 +1,5 @@
-//! How executions of tasks with a retry policy end, counted by the hour. Asking costs the same at any number of tasks.
+//! Statistics of retries: how executions of tasks with a retry policy end, counted by the hour. Reading them never
+//! reads tasks, so it costs the same at any number of tasks.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use crate::domain::task::lifecycle::{AttemptOutcome, Transition};
 use crate::domain::view::retry::{AttemptStats, FailureTypeStats, KindStats, RetryStats, RetryTotals};
 use crate::store::{Result, Store, Tx};
 
-/// What a transaction adds.
+/// The counts that a transaction adds.
 #[derive(Default)]
 pub(in crate::store) struct RetryStatDeltas(BTreeMap<(String, i16, &'static str), RetryStatDelta>);
 
@@ -24,7 +25,7 @@ struct RetryStatDelta {
 }
 
 impl RetryStatDeltas {
-    /// Counts the end of an execution, if retries were possible at all.
+    /// Counts the end of an execution, if its task has a retry policy.
     pub fn count(&mut self, transition: &Transition) {
         let (Some(attempt), Some(_)) = (transition.attempt(), &transition.task().retry) else { return };
         let failure_type = attempt.failure.as_ref().map_or("", |f| f.failure_type.as_str());
@@ -40,7 +41,7 @@ impl RetryStatDeltas {
     }
 }
 
-/// The rows are touched in the order of their keys: transactions that share some queue up.
+/// Adds the counts. Rows are written in the order of their keys, so that transactions that share some queue up.
 pub(in crate::store) async fn add(tx: &mut Tx, deltas: &RetryStatDeltas, now: Option<DateTime<Utc>>) -> Result<()> {
     if deltas.0.is_empty() {
         return Ok(());
@@ -65,7 +66,7 @@ pub(in crate::store) async fn add(tx: &mut Tx, deltas: &RetryStatDeltas, now: Op
         &column(|d| d.deferred),
         &column(|d| d.exhausted),
         &column(|d| d.final_),
-        // Any will do: who finds one held takes another with the next try.
+        // Any shard will do: a transaction that finds one locked takes another when it is repeated.
         rand::random_range(0..16i16),
     )
     .execute(tx.conn().await?)
@@ -73,7 +74,7 @@ pub(in crate::store) async fn add(tx: &mut Tx, deltas: &RetryStatDeltas, now: Op
     Ok(())
 }
 
-/// Everything since the hour of `since`, of one kind or all.
+/// Reads the statistics since the hour of `since`, of one kind or of all.
 pub async fn read(store: &Store, kind: Option<&str>, since: Option<DateTime<Utc>>) -> Result<RetryStats> {
     let adding = sqlx::query!(
         r#"select kind, attempt, failure_type, sum(succeeded)::bigint as "succeeded!",

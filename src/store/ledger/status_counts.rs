@@ -1,8 +1,8 @@
-//! Tasks by status, from counters: nothing here reads the task table.
+//! The numbers of tasks by status, from counters. Nothing here may read the task table.
 
 use crate::store::{Result, Store};
 
-/// Tasks by status, in the order of `Status::ALL`.
+/// Returns the number of tasks in each status, in the order of `Status::ALL`.
 pub async fn by_status(store: &Store) -> Result<[i64; 9]> {
     let counting = sqlx::query!(
         r#"select coalesce(sum(waiting), 0)::bigint as "waiting!", coalesce(sum(pending), 0)::bigint as "pending!",

@@ -1,4 +1,5 @@
-//! The delivery of notifications: leased for sending, marked with the result, brought back.
+//! The delivery of notifications: leases them for sending, marks the results, and revives them on request. It never
+//! sends anything itself.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use crate::domain::webhook::Action;
 use crate::store::{Actor, Error, Result, Session, Store, Tx};
 use crate::wake::Hints;
 
-/// What the notifications that are leased at once may have in all.
+/// The most bytes of notifications that one lease takes. The first is leased however large it is.
 const LEASE_BYTES: i64 = 8 * 1024 * 1024;
 
 /// A notification that this instance is to send now.
@@ -23,26 +24,26 @@ pub struct Leased {
     pub run: i32,
     pub action: Action,
     pub state: serde_json::Value,
-    /// This attempt included.
+    /// The number of attempts, including this one.
     pub attempts: i32,
-    /// How much of it is held in memory.
+    /// The size of action and state in memory.
     pub bytes: usize,
 }
 
-/// What came of sending one.
+/// The result of sending a notification.
 #[derive(Clone, Debug)]
 pub struct Sent {
     pub id: i64,
-    /// As leased: a result that comes after the lease was given to another instance is not written over its.
+    /// The number of attempts at the lease. A failure is ignored if another instance has leased the notification since.
     pub attempts: i32,
     pub status: Option<u16>,
     pub error: Option<String>,
-    /// After a failure: when to try again, `None` if it is given up.
+    /// The delay until the next attempt after a failure; `None` if there is none.
     pub again_in: Option<Duration>,
 }
 
-/// Takes due notifications for as long as sending them may take: up to `limit`, and no more once they have
-/// [`LEASE_BYTES`]. Answers whether there may be more.
+/// Leases up to `limit` due notifications, and no more once they have [`LEASE_BYTES`], for as long as sending them may
+/// take. Also returns whether there may be more.
 pub async fn lease(tx: &mut Tx, limit: i64, lease: Duration) -> Result<(Vec<Leased>, bool)> {
     let now = tx.store.clock().param();
     let rows = sqlx::query!(
@@ -88,7 +89,8 @@ pub async fn lease(tx: &mut Tx, limit: i64, lease: Duration) -> Result<(Vec<Leas
     Ok((leased, more))
 }
 
-/// Writes the results of many in one statement. Answers which of them somebody else holds: those are not written.
+/// Writes the results of many notifications in one statement. Returns those that another transaction holds: they are
+/// not written.
 pub async fn mark(session: &Session, results: &[Sent]) -> Result<HashSet<i64>> {
     let status = |sent: &Sent| match (&sent.error, sent.again_in) {
         (None, _) => "success",
@@ -131,16 +133,17 @@ pub async fn mark(session: &Session, results: &[Sent]) -> Result<HashSet<i64>> {
     Ok(busy)
 }
 
-/// One that was leased and not sent.
+/// A notification that was leased and not sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Postponed {
     pub id: i64,
-    /// As leased.
+    /// The number of attempts at the lease.
     pub attempts: i32,
     pub again_in: Duration,
 }
 
-/// Puts back what was not sent, as if it had not been leased. The lease of what somebody else holds ends by itself.
+/// Puts back notifications that were not sent, as if they had not been leased. Skips those that another transaction
+/// holds; their lease ends by itself.
 pub async fn postpone(session: &Session, postponed: &[Postponed]) -> Result<()> {
     let mut tx = session.begin_lease(Actor::Loop("delivery")).await?;
     let now = tx.store.clock().param();
@@ -161,8 +164,8 @@ pub async fn postpone(session: &Session, postponed: &[Postponed]) -> Result<()> 
     tx.commit().await
 }
 
-/// Brings a notification back to life, with all its attempts before it. `None`: there is none with this id;
-/// `Some(false)`: it is still being tried anyway.
+/// Makes a notification pending again, with all its attempts before it. Returns `None` if there is none with this id,
+/// and `Some(false)` if it is still pending anyway.
 pub async fn redeliver(session: &Session, id: i64) -> Result<Option<bool>> {
     let mut tx = session.begin(Actor::Api).await?;
     let now = tx.store.clock().param();
@@ -185,7 +188,7 @@ pub async fn redeliver(session: &Session, id: i64) -> Result<Option<bool>> {
     Ok(known.map(|_| false))
 }
 
-/// Seconds until the next notification is due; negative when one is overdue.
+/// Returns the seconds until the next notification is due; negative when one is overdue.
 pub async fn next_due(tx: &mut Tx) -> Result<Option<f64>> {
     let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
@@ -198,7 +201,7 @@ pub async fn next_due(tx: &mut Tx) -> Result<Option<f64>> {
     .await?)
 }
 
-/// How many notifications are to be sent, and for how many seconds the oldest of them has been.
+/// Returns how many notifications are pending, and the age of the oldest in seconds.
 pub async fn depth(store: &Store) -> Result<(i64, f64)> {
     let counting = sqlx::query!(
         r#"select count(*) as "depth!",

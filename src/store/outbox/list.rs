@@ -1,4 +1,4 @@
-//! The list of notifications, newest first.
+//! The list of notifications, newest first. Nothing here changes one.
 
 use chrono::{DateTime, Utc};
 use sqlx::{FromRow, Postgres, QueryBuilder};
@@ -9,6 +9,7 @@ use crate::domain::webhook::Action;
 use crate::store::page::Page;
 use crate::store::{Error, Result, Store};
 
+/// The conditions of a list. `None` means no condition.
 #[derive(Debug, Default)]
 pub struct DeliveryFilter {
     pub id: Option<i64>,
@@ -17,7 +18,7 @@ pub struct DeliveryFilter {
     pub batch_id: Option<Uuid>,
 }
 
-/// Newest first.
+/// Reads a page of the list, newest first.
 pub async fn deliveries(store: &Store, filter: &DeliveryFilter, page: Page<i64>, limit: i64) -> Result<Vec<Delivery>> {
     let mut query = QueryBuilder::<Postgres>::new(
         "select id, task_id, batch_id, trigger, condition, run, action, status::text as status, attempts, last_status,

@@ -1,4 +1,4 @@
-//! Notifications: written in the transaction of the transition they tell of.
+//! The outbox: notifications, written in the transaction of the transition that they report. Nothing here sends one.
 
 pub mod delivery;
 pub mod list;
@@ -19,7 +19,7 @@ use crate::wake::Hints;
 
 use payload::TaskState;
 
-/// The notifications that go with these transitions. Tasks without such an action cost nothing.
+/// Enqueues the notifications of these transitions. Tasks without a matching action cost nothing.
 pub(super) async fn enqueue(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> Result<()> {
     let (mut listed, mut cancels) = (Vec::new(), Vec::new());
     for transition in transitions {
@@ -81,7 +81,7 @@ pub(super) async fn enqueue(tx: &mut Tx, transitions: &[Transition], now: DateTi
     Ok(())
 }
 
-/// What the answer to a call of `on_start` said to call on cancel.
+/// The action that the answer to an `on_start` call named for a cancellation.
 #[derive(Clone, Debug)]
 pub struct CancelAction {
     pub claim: ClaimId,
@@ -89,8 +89,8 @@ pub struct CancelAction {
     pub action: Action,
 }
 
-/// What the answers to `on_start` said to call on cancel, as far as they belong to the last claim of their task. A task that was canceled while the call was under way
-/// gets its cancel notification now: its worker has begun.
+/// Stores cancel actions that belong to the last claim of their task. A task that was canceled while the call was under
+/// way gets its cancel notification now, because its worker has begun.
 pub async fn keep_cancel_actions(tx: &mut Tx, actions: &[CancelAction]) -> Result<()> {
     if actions.is_empty() {
         return Ok(());

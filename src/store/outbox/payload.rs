@@ -1,4 +1,4 @@
-//! The state of a task as its notification tells it, built in one place.
+//! The payload of a task's notification. No other file may write its JSON.
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
@@ -15,8 +15,9 @@ pub(super) struct TaskState<'a> {
     pub batch_id: Uuid,
     pub status: Status,
     pub trigger: Option<&'static str>,
-    /// The attempt and run of the execution that the notification tells of, not of the one that may follow.
+    /// The attempt of the execution that the notification reports, not of the one that may follow.
     pub attempt: i16,
+    /// The run of that execution.
     pub run: i32,
     pub max_retries: Option<i16>,
     pub next_retry_at: Option<DateTime<Utc>>,
@@ -26,6 +27,7 @@ pub(super) struct TaskState<'a> {
 }
 
 impl TaskState<'_> {
+    /// Builds the payload of a transition's notification.
     pub fn of(transition: &Transition) -> TaskState<'_> {
         let task = transition.task();
         TaskState {

@@ -1,4 +1,5 @@
-//! Stores batches: a constant number of statements, whatever their number and size.
+//! Stores new batches with a constant number of statements, whatever their number and size. It never decides which
+//! tasks are new; `domain::dedupe::plan` does.
 
 use std::collections::BTreeSet;
 
@@ -19,10 +20,10 @@ use crate::store::policies::ByKind;
 use crate::store::{Error, Result, Store, Tx};
 use crate::wake::Hints;
 
-/// What the actions of tasks that are inserted by one statement may have: a statement is held several times over.
+/// The most bytes of actions that one statement inserts, because memory holds several copies of a statement.
 const INSERT_BYTES: usize = 4 * 1024 * 1024;
 
-/// A stored batch: what there is of its tasks, in their order, and when it came into being.
+/// A stored batch with its new tasks, in the order of the request.
 #[derive(Debug)]
 pub struct StoredBatch {
     pub batch_id: Uuid,
@@ -30,77 +31,78 @@ pub struct StoredBatch {
     pub created_at: DateTime<Utc>,
 }
 
+/// A stored task.
 #[derive(Debug)]
 pub struct StoredTask {
-    /// In the request.
+    /// The position in the request.
     pub position: usize,
     pub id: Uuid,
     pub status: Status,
 }
 
-/// What is known of a batch beside the request.
+/// The data beside the request that storing a batch needs.
 #[derive(Clone, Debug)]
 pub struct CreationContext {
-    /// The policies of tasks that bring none.
+    /// The default retry policies, for tasks without a policy of their own.
     pub defaults: ByKind,
-    /// Whose turn each task is.
+    /// The turn of each task, by its position in the request.
     pub turns: Vec<i64>,
 }
 
-/// A batch that is to be stored.
+/// A batch to store.
 #[derive(Clone, Copy, Debug)]
 pub struct New<'a> {
     pub id: Uuid,
     pub batch: &'a NewBatch,
-    pub around: &'a CreationContext,
+    pub context: &'a CreationContext,
 }
 
-/// What is stored of it.
+/// A batch with the tasks that are new.
 struct Plan<'a> {
     new: New<'a>,
     tasks: Vec<Planned<'a>>,
     ids: Vec<Uuid>,
-    /// Parents in other batches.
-    there: Vec<Uuid>,
+    /// Existing tasks in other batches that the new tasks depend on, in the order of their ids.
+    existing_parents: Vec<Uuid>,
 }
 
-/// Stores batches in one go. Those that compare tasks with what is there have to come alone.
+/// Stores batches together. A batch that compares its tasks with existing tasks must come alone.
 pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<StoredBatch>> {
     let mut plans = Vec::with_capacity(new.len());
     for new in new {
         let tasks = &new.batch.tasks;
-        let twins = if tasks.iter().any(|task| !task.dedupe_strategy.is_empty()) {
+        let existing = if tasks.iter().any(|task| !task.dedupe_strategy.is_empty()) {
             dedupe::existing_tasks(tx, tasks).await?
         } else {
             Vec::new()
         };
-        let tasks = plan(tasks, &twins);
-        let there = parents_elsewhere(&tasks);
-        plans.push(Plan { new: *new, tasks, ids: Vec::new(), there });
+        let tasks = plan(tasks, &existing);
+        let existing_parents = existing_parents(&tasks);
+        plans.push(Plan { new: *new, tasks, ids: Vec::new(), existing_parents });
     }
     let created_at = insert_batches(tx, &plans).await?;
     for plan in &mut plans {
-        plan.ids = new_ids(&tx.store, created_at, plan.tasks.len(), plan.there.last());
+        plan.ids = new_ids(&tx.store, created_at, plan.tasks.len(), plan.existing_parents.last());
     }
     insert_tasks(tx, &plans, created_at).await?;
     insert_links(tx, &plans).await?;
     let mut created = Vec::with_capacity(plans.len());
-    for Plan { new, tasks, ids, there } in &plans {
+    for Plan { new, tasks, ids, existing_parents } in &plans {
         for (id, task) in ids.iter().zip(tasks) {
             let (batch_id, to) = (new.id, task.stored_as());
             let made = Move { batch_id, from: None, to, cause: "create", run: 0, attempt: 0, reason: None };
             tx.moved(*id, made, created_at);
         }
         for task in tasks.iter().filter(|task| task.stored_as() == Status::Pending) {
-            // Those that are not to run yet are looked after by the retry loop.
-            let later = task.task.run_at.is_some_and(|at| at > created_at);
-            tx.hint(if later { Hints::RETRY } else { Hints::START });
+            // The retry loop releases tasks whose `run_at` is still to come.
+            let is_delayed = task.task.run_at.is_some_and(|at| at > created_at);
+            tx.hint(if is_delayed { Hints::RETRY } else { Hints::START });
         }
-        if !there.is_empty() {
-            dedupe::adopt(tx, there).await?;
+        if !existing_parents.is_empty() {
+            dedupe::mark_as_parents(tx, existing_parents).await?;
             let lost: Vec<Uuid> = ids.iter().zip(tasks).filter(|(_, task)| task.is_lost()).map(|(id, _)| *id).collect();
             if !lost.is_empty() {
-                fall(tx, &lost).await?;
+                fail_lost(tx, &lost).await?;
             }
         }
         let made = |(id, task): (&Uuid, &Planned)| StoredTask { position: task.position, id: *id, status: task.status };
@@ -110,39 +112,39 @@ pub async fn batches(tx: &mut Tx, new: &[New<'_>]) -> Result<Vec<StoredBatch>> {
     Ok(created)
 }
 
-/// Tasks of other batches that new ones depend on, in the order of their ids.
-fn parents_elsewhere(planned: &[Planned]) -> Vec<Uuid> {
-    let there = |parent: &Parent| if let Parent::Existing(twin) = parent { Some(twin.id) } else { None };
-    let ids: BTreeSet<Uuid> = planned.iter().flat_map(|task| task.parents.keys()).filter_map(there).collect();
+/// Returns the existing tasks that new ones depend on, in the order of their ids.
+fn existing_parents(planned: &[Planned]) -> Vec<Uuid> {
+    let existing = |parent: &Parent| if let Parent::Existing(task) = parent { Some(task.id) } else { None };
+    let ids: BTreeSet<Uuid> = planned.iter().flat_map(|task| task.parents.keys()).filter_map(existing).collect();
     ids.into_iter().collect()
 }
 
-/// Made from the time of creation, by which lists find them. In ascending order: the queue takes equal priorities in the
-/// order of the batch, and locks taken in the order of ids go from parents to children. So they come after that of every
-/// parent, also if the clock that made it is ahead.
+/// Returns ids made from the time of creation, by which lists find tasks. Ids ascend: the queue takes equal priorities
+/// in the order of the batch, and locks taken in the order of ids go from parents to children. So every id comes after
+/// that of each existing parent, even if the clock that made the parent's id is ahead.
 fn new_ids(store: &Store, created_at: DateTime<Utc>, count: usize, after: Option<&Uuid>) -> Vec<Uuid> {
     let ids = store.ids.made_at(created_at, count);
     match (after.and_then(|parent| Some((parent, parent.get_timestamp()?))), ids.first()) {
         (Some((parent, made)), Some(first)) if first <= parent => {
             let (secs, nanos) = made.to_unix();
-            let later = uuid::ContextV7::new();
-            let id = |_| Uuid::new_v7(uuid::Timestamp::from_unix(&later, secs + 1, nanos));
+            let context = uuid::ContextV7::new();
+            let id = |_| Uuid::new_v7(uuid::Timestamp::from_unix(&context, secs + 1, nanos));
             (0..count).map(id).collect()
         }
         _ => ids,
     }
 }
 
-/// The new tasks that need the success of one that had ended badly before they came.
-async fn fall(tx: &mut Tx, lost: &[Uuid]) -> Result<()> {
+/// Fails the new tasks that require the success of an existing task that has already failed or been canceled.
+async fn fail_lost(tx: &mut Tx, lost: &[Uuid]) -> Result<()> {
     let locked = lock::by_ids(tx, lost).await?;
     let event = Event::ParentsSettled { count: 0, doomed: true };
-    let falls = |task| decide(task, &event, locked.moment).ok().flatten();
-    let transitions: Vec<Transition> = locked.tasks.iter().filter_map(falls).collect();
+    let failed = |task| decide(task, &event, locked.moment).ok().flatten();
+    let transitions: Vec<Transition> = locked.tasks.iter().filter_map(failed).collect();
     transitions::apply(tx, &transitions, locked.moment).await
 }
 
-/// Batches of which nothing is stored are not stored either.
+/// Inserts the batches that have new tasks, with their counters, and returns the time of creation.
 async fn insert_batches(tx: &mut Tx, plans: &[Plan<'_>]) -> Result<DateTime<Utc>> {
     let stored: Vec<&Plan> = plans.iter().filter(|plan| !plan.tasks.is_empty()).collect();
     macro_rules! column {
@@ -192,6 +194,7 @@ async fn insert_batches(tx: &mut Tx, plans: &[Plan<'_>]) -> Result<DateTime<Utc>
     .await?)
 }
 
+/// Inserts the tasks in chunks of at most [`INSERT_BYTES`].
 async fn insert_tasks(tx: &mut Tx, plans: &[Plan<'_>], created_at: DateTime<Utc>) -> Result<()> {
     let mut all: Vec<(&New, Uuid, &Planned)> = Vec::new();
     for Plan { new, tasks, ids, .. } in plans {
@@ -205,13 +208,13 @@ async fn insert_tasks(tx: &mut Tx, plans: &[Plan<'_>], created_at: DateTime<Utc>
             bytes <= INSERT_BYTES
         };
         let count = rest.iter().take_while(fits).count().max(1);
-        insert_some(tx, &rest[..count], created_at).await?;
+        insert_chunk(tx, &rest[..count], created_at).await?;
         rest = &rest[count..];
     }
     Ok(())
 }
 
-async fn insert_some(tx: &mut Tx, all: &[(&New<'_>, Uuid, &Planned<'_>)], created_at: DateTime<Utc>) -> Result<()> {
+async fn insert_chunk(tx: &mut Tx, all: &[(&New<'_>, Uuid, &Planned<'_>)], created_at: DateTime<Utc>) -> Result<()> {
     macro_rules! column {
         ($task:ident => $value:expr) => {
             &all.iter().map(|(_, _, p)| p.task).map(|$task| $value).collect::<Vec<_>>()[..]
@@ -227,7 +230,7 @@ async fn insert_some(tx: &mut Tx, all: &[(&New<'_>, Uuid, &Planned<'_>)], create
         .map(|actions| (!actions.is_empty()).then(|| json(serde_json::to_string(actions))).transpose())
         .collect::<Result<Vec<_>>>()?;
     let policies: Vec<Option<(&Policy, RetrySource)>> =
-        all.iter().map(|(new, _, p)| policy(p.task, &new.around.defaults)).collect();
+        all.iter().map(|(new, _, p)| policy(p.task, &new.context.defaults)).collect();
     let retry = policies
         .iter()
         .map(|policy| policy.map(|(policy, _)| json(serde_json::to_string(policy))).transpose())
@@ -279,7 +282,7 @@ async fn insert_some(tx: &mut Tx, all: &[(&New<'_>, Uuid, &Planned<'_>)], create
         column!(t => t.dead_end_barrier),
         &policies.iter().map(|policy| policy.map(|(_, source)| source.as_str())).collect::<Vec<_>>()
             as &[Option<&str>],
-        column!(new, p => new.around.turns.get(p.position).copied().unwrap_or(0)),
+        column!(new, p => new.context.turns.get(p.position).copied().unwrap_or(0)),
         &rules as &[Option<String>],
         column!(new, p => Some(new.batch.fair_key_of(p.task)).filter(|key| !key.is_empty())) as &[Option<&str>],
     )
@@ -288,6 +291,7 @@ async fn insert_some(tx: &mut Tx, all: &[(&New<'_>, Uuid, &Planned<'_>)], create
     Ok(())
 }
 
+/// Returns the retry policy of a new task, and where it comes from.
 fn policy<'a>(task: &'a NewTask, defaults: &'a ByKind) -> Option<(&'a Policy, RetrySource)> {
     match &task.retry {
         RetryChoice::Own(policy) => Some((policy, RetrySource::Task)),
@@ -303,7 +307,7 @@ async fn insert_links(tx: &mut Tx, plans: &[Plan<'_>]) -> Result<()> {
             for (parent, requires_success) in &task.parents {
                 parents.push(match parent {
                     Parent::New(at) => ids[*at],
-                    Parent::Existing(twin) => twin.id,
+                    Parent::Existing(task) => task.id,
                 });
                 children.push(*child);
                 required.push(*requires_success);

@@ -1,5 +1,5 @@
-//! Finds the tasks that new ones would only repeat, in such a way that of any number of requests at the same time the
-//! first is seen by the others.
+//! Deduplication: finds the existing tasks that new tasks would repeat. Advisory locks order concurrent requests, so
+//! that each sees the tasks of those before it. It never decides which tasks are stored (`domain::dedupe` does).
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,61 +16,66 @@ use crate::domain::task::Flags;
 use crate::domain::task::status::Status;
 use crate::store::{Error, Result, Tx};
 
-/// The first number of all advisory locks that are taken here.
-const LOCKS: i32 = 0x6465_6475;
-/// What is compared is locked by its hash, modulo this: a request may compare by tens of thousands of keys, and the
-/// server's table of locks has room for a few thousand in all. Two keys of one place only wait for each other.
-const PLACES: u16 = 1024;
-/// From so many looks on it pays to merge the list of what is not in the index yet, which every look reads from end to
-/// end: 10,000 looks took 30 s with a full list, 0.4 s with the merging.
-const MANY: usize = 50;
+/// The class of the advisory locks of this file, their first key.
+const LOCK_CLASS: i32 = 0x6465_6475;
+/// The number of locks. A key is locked by its hash modulo this number, because a request may compare by tens of
+/// thousands of keys and the server's lock table has room for a few thousand in all. Two keys with the same lock only
+/// wait for each other.
+const LOCK_COUNT: u16 = 1024;
+/// The number of lookups from which it pays to merge the index's pending list, which every lookup reads from end to
+/// end: 10,000 lookups took 30 s with a full list, and 0.4 s with the merge.
+const MERGE_FROM: usize = 50;
 
-/// For each new task the one that is there already, if there is one. Those that new tasks may come to depend on are
-/// locked, and told as they are under the lock: they cannot end before the new links are seen.
+/// Returns the existing task that each new task would repeat, if there is one. An existing task that new tasks may
+/// depend on is locked, and its status is the one under the lock: it cannot end before the new links are visible.
 pub(in crate::store) async fn existing_tasks(tx: &mut Tx, tasks: &[NewTask]) -> Result<Vec<Option<ExistingTask>>> {
-    let mut looks = Looks::default();
-    let wanted: Vec<Vec<usize>> = tasks.iter().map(|task| looks.of(task)).collect();
-    if looks.len() >= MANY {
+    let mut lookups = Lookups::default();
+    let numbers: Vec<Vec<usize>> = tasks.iter().map(|task| lookups.add(task)).collect();
+    if lookups.len() >= MERGE_FROM {
         merge_index(tx).await?;
     }
     lock_keys(tx, tasks).await?;
-    // A statement of its own: its snapshot is taken when the locks are held.
-    let found = looks.find(tx).await?;
+    // A statement of its own, so that its snapshot is taken when the locks are held.
+    let found = lookups.find(tx).await?;
     let best =
         |numbers: &Vec<usize>| ExistingTask::best(numbers.iter().filter_map(|number| found.get(number).copied()));
-    let mut twins: Vec<Option<ExistingTask>> = wanted.iter().map(best).collect();
-    lock_parents(tx, tasks, &mut twins).await?;
-    Ok(twins)
+    let mut existing: Vec<Option<ExistingTask>> = numbers.iter().map(best).collect();
+    lock_parents(tx, tasks, &mut existing).await?;
+    Ok(existing)
 }
 
-/// Whoever compares by the same values of the same fields waits until this transaction has ended. The task's own kind
-/// is locked beside the one that it looks for: two kinds may exclude each other.
+/// Locks the values that the tasks are compared by: another request that compares by the same values waits until this
+/// transaction has ended. The task's own kind is locked beside the kind that it looks for, because two kinds may
+/// exclude each other.
 async fn lock_keys(tx: &mut Tx, tasks: &[NewTask]) -> Result<()> {
-    let mut places = BTreeSet::new();
+    let mut locks = BTreeSet::new();
     for task in tasks {
         for matcher in &task.dedupe_strategy {
             let key = |kind: &str| matcher::key(kind, &matcher.fields, task.metadata.as_ref());
-            places.extend([&matcher.kind, &task.kind].into_iter().filter_map(|kind| key(kind)).map(|key| place(&key)));
+            locks.extend(
+                [&matcher.kind, &task.kind].into_iter().filter_map(|kind| key(kind)).map(|key| lock_number(&key)),
+            );
         }
     }
-    // In one order for everybody. The look that follows would be compiled, for what the planner thinks may be found of
-    // a large table: 35 ms for a look of 0.5 ms.
-    let places: Vec<i32> = places.into_iter().collect();
+    // Every transaction locks in the same order. Just-in-time compilation goes off here, because the planner expects to
+    // find much in a large table and compiled the lookup that follows: 35 ms for a lookup of 0.5 ms.
+    let locks: Vec<i32> = locks.into_iter().collect();
     sqlx::query!(
         "select pg_advisory_xact_lock($1, place), set_config('jit', 'off', true) from unnest($2::int[]) place",
-        LOCKS,
-        &places,
+        LOCK_CLASS,
+        &locks,
     )
     .fetch_all(tx.conn().await?)
     .await?;
     Ok(())
 }
 
-fn place(key: &str) -> i32 {
+fn lock_number(key: &str) -> i32 {
     let hash = Sha256::digest(key);
-    i32::from(u16::from_be_bytes([hash[0], hash[1]]) % PLACES)
+    i32::from(u16::from_be_bytes([hash[0], hash[1]]) % LOCK_COUNT)
 }
 
+/// Merges the pending list of the metadata index, if this role may.
 async fn merge_index(tx: &mut Tx) -> Result<()> {
     sqlx::query!(
         "select gin_clean_pending_list(c.oid) from pg_class c
@@ -81,24 +86,24 @@ async fn merge_index(tx: &mut Tx) -> Result<()> {
     Ok(())
 }
 
-/// What is looked for, everything once.
+/// The distinct lookups of a request, each with a number.
 #[derive(Default)]
-struct Looks<'a> {
+struct Lookups<'a> {
     numbers: HashMap<(String, Option<Status>), usize>,
     kinds: Vec<&'a str>,
     statuses: Vec<Option<&'static str>>,
     values: Vec<Value>,
 }
 
-impl<'a> Looks<'a> {
+impl<'a> Lookups<'a> {
     fn len(&self) -> usize {
         self.kinds.len()
     }
 
-    /// The numbers of the looks for this task.
-    fn of(&mut self, task: &'a NewTask) -> Vec<usize> {
+    /// Adds the lookups of a task and returns their numbers.
+    fn add(&mut self, task: &'a NewTask) -> Vec<usize> {
         let metadata = task.metadata.as_ref();
-        let look = |matcher: &'a matcher::DedupeMatcher| {
+        let number = |matcher: &'a matcher::DedupeMatcher| {
             let key = matcher::key(&matcher.kind, &matcher.fields, metadata)?;
             let next = self.numbers.len();
             let number = *self.numbers.entry((key, matcher.status)).or_insert(next);
@@ -109,13 +114,13 @@ impl<'a> Looks<'a> {
             }
             Some(number)
         };
-        task.dedupe_strategy.iter().filter_map(look).collect()
+        task.dedupe_strategy.iter().filter_map(number).collect()
     }
 
-    /// For each number the newest task that was found.
+    /// Returns the newest task found by each lookup.
     async fn find(&self, tx: &mut Tx) -> Result<HashMap<usize, ExistingTask>> {
-        // Containment is what the index knows; whether the values are equal is looked at after that. `offset 0` keeps
-        // the planner from going through all tasks of the kind, or through all tasks, hoping to meet one soon.
+        // The index knows containment; the equality of the values is checked after that. `offset 0` keeps the planner
+        // from reading all tasks of the kind, or all tasks, in the hope of an early match.
         let rows = sqlx::query!(
             r#"select k.number as "number!", m.id as "id!", m.status as "status!"
                from unnest($1::text[], $2::text[], $3::jsonb[]) with ordinality k(kind, status, fields, number)
@@ -143,36 +148,40 @@ impl<'a> Looks<'a> {
         )
         .fetch_all(tx.conn().await?)
         .await?;
-        let twin = |number: i64, id: Uuid, status: &str| {
+        let numbered = |number: i64, id: Uuid, status: &str| {
             // PostgreSQL counts from 1.
             let number = usize::try_from(number - 1).map_err(Error::corrupt)?;
             Ok((number, ExistingTask { id, status: read_status(status)? }))
         };
-        rows.into_iter().map(|row| twin(row.number, row.id, &row.status)).collect()
+        rows.into_iter().map(|row| numbered(row.number, row.id, &row.status)).collect()
     }
 }
 
-/// Locks what new tasks may come to depend on. It stays the twin whatever has become of it since it was found, unless
-/// it was deleted: then all is done again.
-async fn lock_parents(tx: &mut Tx, tasks: &[NewTask], twins: &mut [Option<ExistingTask>]) -> Result<()> {
-    let parents: Vec<&mut ExistingTask> =
-        tasks.iter().zip(twins).filter(|(task, _)| task.has_children).filter_map(|(_, twin)| twin.as_mut()).collect();
+/// Locks the existing tasks that new tasks may depend on, and updates their status. A status that has changed since the
+/// lookup makes no difference. If a task was deleted meanwhile, the whole transaction is repeated.
+async fn lock_parents(tx: &mut Tx, tasks: &[NewTask], existing: &mut [Option<ExistingTask>]) -> Result<()> {
+    let parents: Vec<&mut ExistingTask> = tasks
+        .iter()
+        .zip(existing)
+        .filter(|(new, _)| new.has_children)
+        .filter_map(|(_, parent)| parent.as_mut())
+        .collect();
     if parents.is_empty() {
         return Ok(());
     }
-    let ids: Vec<Uuid> = parents.iter().map(|twin| twin.id).collect();
+    let ids: Vec<Uuid> = parents.iter().map(|parent| parent.id).collect();
     let locked = lock::by_ids(tx, &ids).await?.tasks;
-    for twin in parents {
-        let Ok(at) = locked.binary_search_by_key(&twin.id, |task| task.id) else {
+    for parent in parents {
+        let Ok(at) = locked.binary_search_by_key(&parent.id, |task| task.id) else {
             return Err(Error::Guard { expected: ids.len(), changed: locked.len() });
         };
-        twin.status = locked[at].status;
+        parent.status = locked[at].status;
     }
     Ok(())
 }
 
-/// Tasks of another batch come to depend on these, which are locked.
-pub(in crate::store) async fn adopt(tx: &mut Tx, parents: &[Uuid]) -> Result<()> {
+/// Marks tasks as parents of tasks in another batch. The transaction must have locked them.
+pub(in crate::store) async fn mark_as_parents(tx: &mut Tx, parents: &[Uuid]) -> Result<()> {
     let flags = Flags::HAS_CHILDREN.0 | Flags::IN_OTHER_BATCHES.0;
     sqlx::query!("update task set flags = flags | $2 where id = any($1) and flags & $2 <> $2", parents, flags)
         .execute(tx.conn().await?)

@@ -1,4 +1,5 @@
-//! Tasks with everything that is shown of them: read, or locked to be changed and shown afterwards without a second look.
+//! Task details: everything that the API shows of a task. They are read on their own, or together with the lock of a
+//! task that is about to change, which saves a second read. Nothing here writes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,10 +15,11 @@ use crate::domain::view::{RetrySource, TaskDetails, Timestamp};
 use crate::domain::webhook::Actions;
 use crate::store::{Error, Result, Store, Tx};
 
-/// What a task may have in actions and metadata to be read together with others.
+/// The most bytes of actions and metadata of a task that is read together with others.
 const SMALL: i32 = 16 * 1024;
 
-macro_rules! whole_tasks {
+/// Reads the details of the tasks `$2`, without actions and metadata where these have more than `$3` bytes.
+macro_rules! task_details {
     ($rest:literal, $($args:expr),*) => {
         sqlx::query_as!(
             DetailsRow,
@@ -83,31 +85,33 @@ struct DetailsRow {
     now: DateTime<Utc>,
 }
 
+/// Reads the details of a task.
 pub async fn task(store: &Store, id: Uuid) -> Result<Option<TaskDetails>> {
     store.reading(async |tx| task_in(tx, id).await).await
 }
 
-/// As it stands inside a transaction that has just changed it.
+/// Reads the details of a task inside a transaction, which may just have changed it.
 pub async fn task_in(tx: &mut Tx, id: Uuid) -> Result<Option<TaskDetails>> {
     read(tx, &[id], i32::MAX).await.map(|mut tasks| tasks.remove(&id))
 }
 
-/// The same for many, except the large ones: together they might be more than one wants to hold.
+/// Reads the details of many tasks, except those of more than 16 KiB: together they might take too much memory.
 pub async fn small_tasks_in(tx: &mut Tx, ids: &[Uuid]) -> Result<HashMap<Uuid, TaskDetails>> {
     read(tx, ids, SMALL).await
 }
 
 async fn read(tx: &mut Tx, ids: &[Uuid], most: i32) -> Result<HashMap<Uuid, TaskDetails>> {
     let rows =
-        whole_tasks!(" /* read task details */", None::<DateTime<Utc>>, ids, most).fetch_all(tx.conn().await?).await?;
+        task_details!(" /* read task details */", None::<DateTime<Utc>>, ids, most).fetch_all(tx.conn().await?).await?;
     let rows = rows.into_iter().filter(|row| row.fits);
     rows.map(|row| row.into_parts().map(|(_, view)| (view.basic.id, view))).collect()
 }
 
-/// Those of the tasks that nobody else holds, locked without waiting for the others, and how the small ones are shown.
+/// Locks the tasks that no other transaction holds, without waiting, and returns them with the details of the small
+/// ones.
 pub async fn lock_unlocked(tx: &mut Tx, ids: &[Uuid]) -> Result<(LockedTasks, HashMap<Uuid, TaskDetails>)> {
     let now = tx.store.clock().param();
-    let rows = whole_tasks!(" order by t.id for update of t skip locked /* lock task details */", now, ids, SMALL)
+    let rows = task_details!(" order by t.id for update of t skip locked /* lock task details */", now, ids, SMALL)
         .fetch_all(tx.conn().await?)
         .await?;
     let moment = moment(tx, rows.iter().map(|row| row.now.max(row.last_updated)).max());
@@ -152,14 +156,14 @@ impl DetailsRow {
     }
 }
 
-/// The status and run of a task, to say why a request does not fit.
+/// Reads the status and run of a task, to explain why a request does not fit.
 pub async fn status_and_run(store: &Store, id: Uuid) -> Result<Option<(Status, i32)>> {
     let looking = sqlx::query!(r#"select status::text as "status!", run from task where id = $1"#, id);
     let row = store.reading(async |tx| Ok(looking.fetch_optional(tx.conn().await?).await?)).await?;
     row.map(|row| Ok((read_status(&row.status)?, row.run))).transpose()
 }
 
-/// Those of the tasks that are there.
+/// Returns which of the ids belong to a task.
 pub async fn existing(tx: &mut Tx, ids: &[Uuid]) -> Result<HashSet<Uuid>> {
     let found = sqlx::query_scalar!("select id from task where id = any($1)", ids).fetch_all(tx.conn().await?).await?;
     Ok(found.into_iter().collect())

@@ -1,6 +1,6 @@
-//! What may change about an alive task besides its status: counters, priority, metadata, and the time of its last heartbeat.
-//! Its deadline is moved by the timeout loop when it has come: moved by every heartbeat, it would cost an entry in every
-//! index of the table each time.
+//! Changes of alive tasks besides their status: counters, priority, metadata, and the time of the last heartbeat. A
+//! heartbeat must not move the deadline, which would cost an entry in every index of the table each time; the timeout
+//! loop moves it when it has come.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -16,7 +16,7 @@ use crate::wake::Hints;
 #[derive(Clone, Debug)]
 pub struct Heartbeat {
     pub id: Uuid,
-    /// Only if the task is still at this run.
+    /// The run that the heartbeat belongs to. It is ignored if the task is at another run.
     pub run: Option<i32>,
     pub success: i64,
     pub failures: i64,
@@ -24,7 +24,7 @@ pub struct Heartbeat {
     pub priority: Option<i16>,
 }
 
-/// Writes the heartbeats of all tasks that are alive; answers whose they were. One heartbeat per task at most.
+/// Writes the heartbeats of alive tasks and returns the ids of those tasks. Takes at most one heartbeat per task.
 pub async fn record(tx: &mut Tx, heartbeats: &[Heartbeat]) -> Result<Vec<Uuid>> {
     macro_rules! column {
         ($heartbeat:ident => $value:expr) => {
@@ -71,9 +71,9 @@ pub async fn record(tx: &mut Tx, heartbeats: &[Heartbeat]) -> Result<Vec<Uuid>> 
     Ok(written.into_iter().map(|row| row.id).collect())
 }
 
-/// Adds up the counters of tasks, and of their batches, by one statement: nothing but `run`, `success` and `failures` of
-/// the heartbeats is looked at. Answers whose they were. Leaves out tasks that somebody else holds, without waiting for them,
-/// and those that occupy slots, which have to be told before the batch is.
+/// Adds to the counters of tasks and of their batches in one statement, and returns the ids of those tasks. It reads
+/// only `run`, `success` and `failures` of the heartbeats. It skips tasks that another transaction holds, and tasks
+/// that occupy slots, because slots are locked before batches.
 pub async fn add_without_slots(tx: &mut Tx, heartbeats: &[Heartbeat]) -> Result<Vec<Uuid>> {
     let mut sorted: Vec<&Heartbeat> = heartbeats.iter().collect();
     sorted.sort_unstable_by_key(|heartbeat| heartbeat.id);
@@ -119,7 +119,7 @@ pub async fn add_without_slots(tx: &mut Tx, heartbeats: &[Heartbeat]) -> Result<
     .await?)
 }
 
-/// Notes that the worker of a task lives, and nothing else. Waits for nobody.
+/// Records the time of a heartbeat and nothing else. Skips a locked task instead of waiting.
 pub async fn touch(tx: &mut Tx, id: Uuid, run: Option<i32>) -> Result<()> {
     let now = tx.store.clock().param();
     sqlx::query!(
@@ -135,7 +135,7 @@ pub async fn touch(tx: &mut Tx, id: Uuid, run: Option<i32>) -> Result<()> {
     Ok(())
 }
 
-/// Moves the deadlines of tasks that are being executed.
+/// Moves the deadlines of executing tasks.
 pub async fn put_off(tx: &mut Tx, deadlines: &[(Uuid, DateTime<Utc>)]) -> Result<()> {
     let (ids, at): (Vec<Uuid>, Vec<DateTime<Utc>>) = deadlines.iter().copied().unzip();
     sqlx::query!(
@@ -149,8 +149,9 @@ pub async fn put_off(tx: &mut Tx, deadlines: &[(Uuid, DateTime<Utc>)]) -> Result
     Ok(())
 }
 
-/// Merges into the metadata of a task and answers how many bytes it has now, measured as for a new task. What is parked
-/// goes back into the queue: its rules may look at other values now. What executes stays counted where it was claimed.
+/// Merges into the metadata of a task and returns its new size in bytes, measured as for a new task. A blocked task
+/// returns to the queue, because its rules may read other values now. An executing task stays counted in the slots of
+/// its claim.
 pub async fn merge_metadata(tx: &mut Tx, id: Uuid, metadata: &Value) -> Result<usize> {
     let merged: Value = sqlx::query_scalar!(
         r#"update task_spec set metadata = coalesce(metadata, '{}') || $2 where id = $1 returning metadata as "metadata!""#,
@@ -159,10 +160,10 @@ pub async fn merge_metadata(tx: &mut Tx, id: Uuid, metadata: &Value) -> Result<u
     )
     .fetch_one(tx.conn().await?)
     .await?;
-    let unparked = sqlx::query!("update task set parked_on = null where id = $1 and parked_on is not null", id)
+    let unblocked = sqlx::query!("update task set parked_on = null where id = $1 and parked_on is not null", id)
         .execute(tx.conn().await?)
         .await?;
-    if unparked.rows_affected() > 0 {
+    if unblocked.rows_affected() > 0 {
         tx.hint(Hints::START);
     }
     Ok(stored_len(&merged))

@@ -1,5 +1,5 @@
-//! The claims that an instance keeps alive while its calls are under way. Waits for nobody: a claim whose row somebody
-//! else holds is neither confirmed nor lost.
+//! Leases: the claims that an instance keeps while its calls are under way. Nothing here waits for a locked row: a
+//! claim whose row another transaction holds is neither confirmed nor lost.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use uuid::Uuid;
 
 use crate::store::{Actor, Result, Session, Tx};
 
-/// A task and the number of its claim, which no other claim of it has.
+/// A task and the number of its claim, which is unique among the claims of the task.
 pub type ClaimId = (Uuid, i32);
 
-/// What became of some claims of this instance. The others are lost.
+/// The claims that this instance still has. Claims in neither set are lost.
 #[derive(Debug, Default)]
 pub struct Kept {
-    /// Ours for at least half a lease from now on.
+    /// Claims whose lease lasts at least half its length from now on.
     pub ours: HashSet<ClaimId>,
-    /// Locked by somebody else: not known.
+    /// Claims whose row another transaction has locked: unknown.
     pub busy: HashSet<ClaimId>,
 }
 
-/// Moves the end of the leases of what this instance holds.
+/// Renews the leases of claims.
 pub async fn renew(session: &Session, claims: &[ClaimId], lease: Duration) -> Result<Kept> {
     let mut tx = session.begin_lease(Actor::Loop("start")).await?;
     let mut kept = Kept::default();
@@ -29,8 +29,8 @@ pub async fn renew(session: &Session, claims: &[ClaimId], lease: Duration) -> Re
     Ok(kept)
 }
 
-/// Looks which claims this instance still holds. Only what is nearer to its end than half a lease is renewed: mostly this
-/// only looks.
+/// Checks which claims this instance still has. Renews only leases that have less than half their length left, so
+/// mostly it only reads.
 pub async fn confirm(session: &Session, claims: &[ClaimId], lease: Duration) -> Result<Kept> {
     let mut tx = session.begin_lease(Actor::Loop("start")).await?;
     let (ids, numbers): (Vec<Uuid>, Vec<i32>) = claims.iter().copied().unzip();

@@ -1,5 +1,6 @@
-//! The list of tasks, newest first. Which rows are on a page is found out from indexes alone, before anything is
-//! joined: a page costs what is on it, however deep it is and however rare what it asks for.
+//! The list of tasks, newest first. The rows of a page are found by indexes alone, before anything is joined. So a page
+//! costs what is on it, however deep it is and however rare the tasks it asks for. Nothing here counts
+//! rows or locks them.
 
 use std::collections::BTreeSet;
 
@@ -15,11 +16,12 @@ use crate::store::ledger::status_counts;
 use crate::store::page::Page;
 use crate::store::{Result, Store};
 
-/// Tasks in a status that are sorted rather than looked for among all others.
+/// Up to this many tasks, all tasks in a status are read and sorted; more are searched from the newest on.
 const FEW: i64 = 20_000;
-/// How much later than its task an id may say that it was made: transactions overlap.
+/// How much later than `created_at` the time in a task's id may be, because transactions overlap.
 const OVERLAP: TimeDelta = TimeDelta::seconds(60);
 
+/// The conditions of a list. Empty or `None` means no condition.
 #[derive(Debug, Default)]
 pub struct TaskFilter {
     pub statuses: Vec<Status>,
@@ -32,16 +34,16 @@ pub struct TaskFilter {
     pub created_before: Option<DateTime<Utc>>,
 }
 
-/// Newest first.
+/// Reads a page of the list, newest first.
 pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<TaskSummary>> {
     let offset = if let Page::Offset(offset) = page { offset } else { 0 };
     let mut query = QueryBuilder::<Postgres>::new(format!("{SUMMARY}(select id from ("));
     let mut next = "(";
-    for way in ways(store, &filter.statuses).await? {
-        for hash in way.hashes(filter) {
+    for path in access_paths(store, &filter.statuses).await? {
+        for hash in path.kind_hashes(filter) {
             query.push(next);
             next = " union all (";
-            way.push(&mut query, filter.looks_at_the_specification());
+            path.push(&mut query, filter.needs_spec());
             if let (Some(hash), Some(kind)) = (hash, &filter.kind) {
                 query.push(hash).push_bind(kind.clone()).push(")");
             }
@@ -50,7 +52,7 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
         }
     }
     query.push(") found order by id desc limit ").push_bind(limit).push(" offset ").push_bind(offset);
-    // Looked up one by one: planned for any page, tables of some size were joined whole.
+    // Rows are looked up one by one: a plan for any page joined whole tables of some size.
     query.push(
         ") page cross join lateral (select * from task_spec where id = page.id offset 0) s
          cross join lateral (select * from task where id = page.id offset 0) t order by page.id desc",
@@ -60,60 +62,60 @@ pub async fn tasks(store: &Store, filter: &TaskFilter, page: Page<Uuid>, limit: 
     rows.into_iter().map(SummaryRow::into_view).collect()
 }
 
-/// How to come by the tasks of one status, in a query in which what has the id is called `s`: the specification, or where
-/// nothing is asked of that, the task alone.
-enum Way {
-    /// There is no status to look at.
+/// How a query finds the tasks of one status. In the query, `s` is the table with the id: `task_spec`, or `task` where
+/// no condition needs the specification.
+enum AccessPath {
+    /// Any status.
     Any,
-    /// From the newest on; over an index where there is one by id.
+    /// Reads from the newest task on, by an index on the id where the status has one.
     InOrder(Status),
-    /// All that fulfil a condition for which there is an index, in any order.
+    /// Reads all tasks that meet a condition with an index, in any order.
     All(&'static str),
 }
 
-impl Way {
-    /// Where kinds are indexed by a hash: the conditions on it, each for a part of the tasks. An instance from before there
-    /// was a hash, at work beside this one, leaves it 0. The kind itself is compared as well.
-    fn hashes(&self, filter: &TaskFilter) -> &'static [Option<&'static str>] {
+impl AccessPath {
+    /// Returns the conditions on the hash of the kind where an index has it, each for a part of the tasks. An instance
+    /// of a version before the hash, running beside this one, leaves it 0. The kind itself is compared as well.
+    fn kind_hashes(&self, filter: &TaskFilter) -> &'static [Option<&'static str>] {
         match self {
-            Way::InOrder(Status::Failure | Status::Canceled) if filter.kind.is_some() => {
+            AccessPath::InOrder(Status::Failure | Status::Canceled) if filter.kind.is_some() => {
                 &[Some(" and t.kind_hash = hashtext("), Some(" and t.kind_hash = 0 and 0 <> hashtext(")]
             }
             _ => &[None],
         }
     }
 
-    /// A status is written out: bound, no partial index would be known to fit.
-    fn push(&self, query: &mut QueryBuilder<Postgres>, with_specification: bool) {
-        match (self, with_specification) {
-            (Way::Any, _) => query.push("select s.id from task_spec s where true"),
-            (Way::InOrder(status), true) => query.push(format!(
+    /// Begins the query. The status is a literal: with a bound value, the planner cannot use a partial index.
+    fn push(&self, query: &mut QueryBuilder<Postgres>, with_spec: bool) {
+        match (self, with_spec) {
+            (AccessPath::Any, _) => query.push("select s.id from task_spec s where true"),
+            (AccessPath::InOrder(status), true) => query.push(format!(
                 "select s.id from task_spec s join task t on t.id = s.id where t.status = '{}'",
                 status.as_str()
             )),
-            (Way::InOrder(status), false) => {
+            (AccessPath::InOrder(status), false) => {
                 query.push(format!("select s.id from task s where s.status = '{}'", status.as_str()))
             }
-            // They are few. Planned for any kind, those of a kind were all read to be joined with them.
-            (Way::All(condition), true) => query.push(format!(
+            // These tasks are few. A plan for any kind read all tasks of the kind to join them.
+            (AccessPath::All(condition), true) => query.push(format!(
                 "select s.id from (select id from task where {condition} offset 0) t
                  cross join lateral (select * from task_spec where id = t.id offset 0) s where true"
             )),
-            (Way::All(condition), false) => {
+            (AccessPath::All(condition), false) => {
                 query.push(format!("select s.id from (select id from task where {condition} offset 0) s where true"))
             }
         };
     }
 }
 
-async fn ways(store: &Store, statuses: &[Status]) -> Result<Vec<Way>> {
+async fn access_paths(store: &Store, statuses: &[Status]) -> Result<Vec<AccessPath>> {
     if statuses.is_empty() {
-        return Ok(vec![Way::Any]);
+        return Ok(vec![AccessPath::Any]);
     }
     let counts = status_counts::by_status(store).await?;
-    let mut ways = Vec::new();
+    let mut paths = Vec::new();
     for status in statuses.iter().collect::<BTreeSet<_>>() {
-        let all: &[&str] = match status {
+        let conditions: &[&str] = match status {
             Status::Claimed => &["status = 'claimed'"],
             Status::Running => &["status = 'running'"],
             Status::RetryPending => &["status = 'retry_pending'"],
@@ -124,23 +126,24 @@ async fn ways(store: &Store, statuses: &[Status]) -> Result<Vec<Way>> {
             ],
             Status::Waiting | Status::Paused | Status::Success | Status::Failure | Status::Canceled => &[],
         };
-        if all.is_empty() || counts[status.index()] > FEW {
-            ways.push(Way::InOrder(*status));
+        if conditions.is_empty() || counts[status.index()] > FEW {
+            paths.push(AccessPath::InOrder(*status));
         } else {
-            ways.extend(all.iter().map(|condition| Way::All(condition)));
+            paths.extend(conditions.iter().map(|condition| AccessPath::All(condition)));
         }
     }
-    Ok(ways)
+    Ok(paths)
 }
 
 impl TaskFilter {
-    fn looks_at_the_specification(&self) -> bool {
+    fn needs_spec(&self) -> bool {
         let texts = self.kind.is_some() || self.name.is_some() || self.metadata.is_some();
         let times = self.timeout.is_some() || self.created_after.is_some() || self.created_before.is_some();
         texts || times || self.batch_id.is_some()
     }
 }
 
+/// Adds the conditions of the filter and of the page.
 fn narrow(query: &mut QueryBuilder<Postgres>, filter: &TaskFilter, page: Page<Uuid>) {
     if let Some(kind) = &filter.kind {
         query.push(" and s.kind = ").push_bind(kind.clone());
@@ -168,16 +171,18 @@ fn narrow(query: &mut QueryBuilder<Postgres>, filter: &TaskFilter, page: Page<Uu
     }
 }
 
-/// The smallest id that can have been made at that time: it begins with the milliseconds.
+/// Returns the smallest id that can have been made at that time: an id begins with the milliseconds.
 fn first_id(at: DateTime<Utc>) -> Uuid {
     let millis = u64::try_from(at.timestamp_millis()).unwrap_or(0).min((1 << 48) - 1);
     Uuid::from_u128(u128::from(millis) << 80)
 }
 
-/// What has no metadata is stored without a value, and contains the empty object too.
-/// Such a query must not be kept prepared: only with the value at hand can the planner tell a rare one, for which it
-/// takes the index, from a common one, for which it walks from the newest row on. A plan for any value walks, and
-/// reads everything to find nothing.
+/// Adds the condition that a column contains `metadata`. The empty object adds none: rows without metadata, which are
+/// stored as null, contain it too.
+///
+/// The query must not be kept prepared. Only with the value at hand can the planner tell a rare value, for which it
+/// takes the index, from a common one, for which it reads from the newest row on. A plan for any value does the latter,
+/// and reads everything to find nothing.
 pub(in crate::store) fn contains(query: &mut QueryBuilder<Postgres>, column: &str, metadata: Option<&Value>) {
     if let Some(metadata) = metadata.filter(|m| m.as_object().is_some_and(|m| !m.is_empty())) {
         query.push(format!(" and {column} @> ")).push_bind(metadata.clone());
@@ -189,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_of_a_time_come_after_its_first() {
+    fn ids_come_after_the_first_id_of_their_time() {
         let at = |millis| DateTime::from_timestamp_millis(millis).unwrap();
         let made = |millis: u64| {
             let (secs, nanos) = (millis / 1000, u32::try_from(millis % 1000 * 1_000_000).unwrap());

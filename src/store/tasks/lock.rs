@@ -1,6 +1,6 @@
-//! Every way to take tasks for oneself. Rows are locked in the order of their ids, so that transactions that want
-//! the same rows queue up instead of blocking each other; the loops skip what somebody else holds. (Where they are shown
-//! afterwards, `whole` does the same.)
+//! Locks the tasks about which the domain is to decide. ([`details`](super::details) locks those whose details are
+//! shown afterwards.) Rows are always locked in the order of their ids, so that transactions that want the same rows
+//! queue up instead of deadlocking; the loops skip locked rows. Nothing here changes a row.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::domain::task::Task;
 use crate::domain::task::lifecycle::{Jitter, Moment};
 use crate::store::{Result, Tx};
 
-/// Locked rows, and the moment at which decisions about them are made.
+/// Locked tasks, and the moment at which decisions about them are made.
 pub struct LockedTasks {
     pub tasks: Vec<Task>,
     pub moment: Moment,
@@ -62,6 +62,7 @@ macro_rules! lock_tasks {
     };
 }
 
+/// Locks tasks, waiting for those that another transaction holds.
 pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<LockedTasks> {
     let now = tx.store.clock().param();
     let asked = Instant::now();
@@ -69,7 +70,7 @@ pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<LockedTasks> {
         lock_tasks!("where t.id = any($2) order by t.id for update of t", now, ids).fetch_all(tx.conn().await?).await?;
     let waited = asked.elapsed();
     let mut locked = locked(tx, rows)?;
-    // The statement's own time is that of its beginning, before the wait.
+    // The statement's timestamp is that of its beginning, before the wait.
     if now.is_none() && waited > Duration::from_millis(5) {
         let after = sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#).fetch_one(tx.conn().await?).await?;
         locked.moment.now = locked.moment.now.max(after);
@@ -77,15 +78,16 @@ pub async fn by_ids(tx: &mut Tx, ids: &[Uuid]) -> Result<LockedTasks> {
     Ok(locked)
 }
 
-/// Those of the tasks that nobody else holds, locked without waiting for the others.
+/// Locks the tasks that no other transaction holds, without waiting, and returns their ids.
 pub async fn unlocked(tx: &mut Tx, ids: &[Uuid]) -> Result<HashSet<Uuid>> {
-    let free = sqlx::query_scalar!("select id from task where id = any($1) order by id for update skip locked", ids)
-        .fetch_all(tx.conn().await?)
-        .await?;
-    Ok(free.into_iter().collect())
+    let unlocked =
+        sqlx::query_scalar!("select id from task where id = any($1) order by id for update skip locked", ids)
+            .fetch_all(tx.conn().await?)
+            .await?;
+    Ok(unlocked.into_iter().collect())
 }
 
-/// The same, read.
+/// Locks the tasks that no other transaction holds, without waiting, and returns them.
 pub async fn unlocked_tasks(tx: &mut Tx, ids: &[Uuid]) -> Result<LockedTasks> {
     let now = tx.store.clock().param();
     let rows = lock_tasks!("where t.id = any($2) order by t.id for update of t skip locked", now, ids)
@@ -94,9 +96,9 @@ pub async fn unlocked_tasks(tx: &mut Tx, ids: &[Uuid]) -> Result<LockedTasks> {
     locked(tx, rows)
 }
 
-/// Claimed tasks whose lease ran out and Running ones without a sign of life, the most overdue first. Skips what
-/// somebody else holds, and the tasks in `but`.
-pub async fn timed_out(tx: &mut Tx, limit: i64, but: &[Uuid]) -> Result<LockedTasks> {
+/// Locks Claimed tasks whose lease ran out and Running tasks without a heartbeat, the most overdue first. Skips locked
+/// tasks and those in `excluded`.
+pub async fn timed_out(tx: &mut Tx, limit: i64, excluded: &[Uuid]) -> Result<LockedTasks> {
     let now = tx.store.clock().param();
     let rows = lock_tasks!(
         "where t.id in (
@@ -107,15 +109,15 @@ pub async fn timed_out(tx: &mut Tx, limit: i64, but: &[Uuid]) -> Result<LockedTa
          ) order by t.id for update of t",
         now,
         limit,
-        but
+        excluded
     )
     .fetch_all(tx.conn().await?)
     .await?;
     locked(tx, rows)
 }
 
-/// The ids of such tasks, not locked.
-pub async fn overdue(tx: &mut Tx, limit: i64, but: &[Uuid]) -> Result<Vec<Uuid>> {
+/// Returns the ids of the tasks that [`timed_out`] would lock, including locked ones.
+pub async fn overdue(tx: &mut Tx, limit: i64, excluded: &[Uuid]) -> Result<Vec<Uuid>> {
     let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
         "select id from task
@@ -123,15 +125,15 @@ pub async fn overdue(tx: &mut Tx, limit: i64, but: &[Uuid]) -> Result<Vec<Uuid>>
          order by timeout_at limit $2",
         now,
         limit,
-        but,
+        excluded,
     )
     .fetch_all(tx.conn().await?)
     .await?)
 }
 
-/// What is alive of the last `limit` tasks of the batch before `below`, and the first of these, if there are any. From
-/// the last one on, so that children go before their parents. The limit comes before the look at each task: without
-/// statistics all of a new batch were looked at for every part of it.
+/// Locks the alive ones among the last `limit` tasks of the batch before `below`. Also returns the first of those
+/// tasks, or `None` if there are none. It goes backwards, so that children come before their parents. The limit comes
+/// before the lookup of each task: without statistics, every chunk read all tasks of a new batch.
 pub async fn last_of_batch(
     tx: &mut Tx,
     batch_id: Uuid,
@@ -161,15 +163,15 @@ fn locked(tx: &Tx, rows: Vec<TaskRow>) -> Result<LockedTasks> {
     })
 }
 
-/// No decision is made before the last change of any of its tasks: their dates never go back. Without a row there is
-/// nothing to decide, whatever time it is.
+/// Returns the moment of a decision. It is not before the last change of any task, so that dates never go back. Without
+/// a row there is nothing to decide, and any time will do.
 pub(in crate::store) fn moment(tx: &Tx, now: Option<DateTime<Utc>>) -> Moment {
     let now = now.unwrap_or(DateTime::UNIX_EPOCH);
     Moment { now, jitter: Jitter::Spread(rand::random()), limits: tx.store.retry }
 }
 
-/// Seconds until the next deadline or end of a lease; negative when one has passed. The first of an order and not a
-/// minimum: planned on an empty table, that was the whole index, added up.
+/// Returns the seconds until the next deadline or end of a lease; negative when one has passed. The query takes the
+/// first row in order and not a minimum, whose plan, made on an empty table, read the whole index.
 pub async fn next_timeout(tx: &mut Tx) -> Result<Option<f64>> {
     let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(

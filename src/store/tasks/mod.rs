@@ -1,4 +1,5 @@
-//! Tasks: how they are created, locked, moved from status to status, kept alive and read.
+//! Tasks: the statements that create, lock, move, keep alive and read them. After a task is created, only `transitions`
+//! writes its status.
 
 pub mod create;
 mod dedupe;

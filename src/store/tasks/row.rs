@@ -1,4 +1,5 @@
-//! The one mapping from a row to a [`Task`](crate::domain::task::Task), and the one to its summary.
+//! The only mappings from a row to a [`Task`](crate::domain::task::Task) and to its summary. No other file may build
+//! either from columns.
 
 use chrono::{DateTime, Utc};
 use sqlx::FromRow;
@@ -9,8 +10,8 @@ use crate::domain::task::status::Status;
 use crate::domain::view::TaskSummary;
 use crate::store::{Error, Result};
 
-/// Builds a task from a row of `task` joined with `task_spec`. A macro, because each checked query has a row type of
-/// its own. Expands to an expression that may return early with a corrupt row's error.
+/// Builds a task from a row of `task` joined with `task_spec`. It is a macro because each checked query has a row type
+/// of its own. The expression returns early with an error if the row is corrupt.
 macro_rules! task_from_row {
     ($row:ident) => {
         crate::domain::task::Task {
@@ -43,7 +44,7 @@ macro_rules! task_from_row {
 }
 pub(in crate::store) use task_from_row;
 
-/// Builds a task's summary from a row that has its columns.
+/// Builds a task summary from a row that has its columns.
 macro_rules! summary_from_row {
     ($row:ident) => {
         crate::domain::view::TaskSummary {
@@ -74,6 +75,7 @@ pub(in crate::store) const SUMMARY: &str =
     t.next_retry_at, t.success, t.failures, t.expected_count, t.created_at, t.started_at, t.ended_at,
     s.dead_end_barrier from ";
 
+/// The row of a task summary.
 #[derive(FromRow)]
 pub(in crate::store) struct SummaryRow {
     id: Uuid,

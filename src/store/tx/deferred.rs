@@ -1,9 +1,10 @@
-//! Counters of batches that are settled later. Everything that moves a task changes its batch's row of counters. Whoever
-//! holds that row must not hold up the tasks: a transaction that may not wait any more leaves its part in `batch_delta`,
-//! and a loop adds it when the row is free again. Readers add both up (`batch_counts`).
+//! Deferred changes of batch counters. Every move of a task changes the counters of its batch, but a transaction that
+//! holds that row must not hold up the tasks. A transaction that defers ([`Tx::defers`]) stores its change in
+//! `batch_delta` instead of waiting, and a loop adds it once the row is unlocked. Readers add both up (view
+//! `batch_counts`).
 //!
-//! Only what leaves no more alive than before is put aside. So the row never says fewer than there are, and a batch is
-//! never complete too early.
+//! A change that increases the number of alive tasks is never deferred. So the row never counts fewer alive tasks than
+//! there are, and a batch never completes too early.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,37 +14,38 @@ use super::settle::{BatchDelta, SumDeltas};
 use crate::store::{Actor, Result, Session, Tx};
 use crate::wake::Hints;
 
-/// Batches brought together by one transaction at most.
+/// The most batches that one transaction merges.
 const LIMIT: i64 = 100;
 
-/// Takes the batches whose counters somebody else holds out of `batches` and stores their part.
+/// Removes the batches whose counters another transaction holds from `batches` and stores their changes.
 pub(in crate::store) async fn defer(
     tx: &mut Tx,
     batches: &mut BTreeMap<Uuid, BatchDelta>,
     hints: &mut Hints,
 ) -> Result<()> {
-    let later: Vec<Uuid> = batches.iter().filter(|(_, delta)| delta.alive() <= 0).map(|(id, _)| *id).collect();
-    if later.is_empty() {
+    let deferrable: Vec<Uuid> = batches.iter().filter(|(_, delta)| delta.alive() <= 0).map(|(id, _)| *id).collect();
+    if deferrable.is_empty() {
         return Ok(());
     }
     let unlocked: HashSet<Uuid> = sqlx::query_scalar!(
         "select batch_id from batch_count where batch_id = any($1) order by batch_id for update skip locked",
-        &later
+        &deferrable
     )
     .fetch_all(tx.conn().await?)
     .await?
     .into_iter()
     .collect();
-    let busy = later.into_iter().filter(|id| !unlocked.contains(id));
+    let busy = deferrable.into_iter().filter(|id| !unlocked.contains(id));
     let busy: Vec<(Uuid, BatchDelta)> = busy.filter_map(|id| batches.remove_entry(&id)).collect();
     if !busy.is_empty() {
         hints.add(Hints::COUNTERS);
-        leave(tx, &busy).await?;
+        store(tx, &busy).await?;
     }
     Ok(())
 }
 
-pub(in crate::store) async fn leave(tx: &mut Tx, batches: &[(Uuid, BatchDelta)]) -> Result<()> {
+/// Stores changes of batch counters, to be merged later.
+pub(in crate::store) async fn store(tx: &mut Tx, batches: &[(Uuid, BatchDelta)]) -> Result<()> {
     let text = |delta: &BatchDelta| {
         let SumDeltas { success, failures, expected } = delta.sums;
         let by_status = delta.by_status.iter().map(|n| i64::from(*n));
@@ -61,18 +63,18 @@ pub(in crate::store) async fn leave(tx: &mut Tx, batches: &[(Uuid, BatchDelta)])
     Ok(())
 }
 
-/// What came of a look at counters that were put aside.
+/// The result of merging deferred changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Merged {
     pub batches: u64,
-    /// Some are still held by somebody.
+    /// Whether changes are left because another transaction holds their batch.
     pub left: bool,
-    /// There are more behind this one.
+    /// The last batch of this chunk, if there may be more behind it.
     pub last: Option<Uuid>,
 }
 
-/// Adds what was put aside to the counters that nobody holds now, of the batches after `after`, each found by one look into
-/// the index.
+/// Merges deferred changes into the unlocked counters of the batches after `after`. Each batch is found by one index
+/// lookup.
 pub async fn merge(session: &Session, after: Uuid) -> Result<Merged> {
     let mut tx = session.begin(Actor::Loop("counters")).await?;
     let waiting = sqlx::query_scalar!(
@@ -99,7 +101,7 @@ pub async fn merge(session: &Session, after: Uuid) -> Result<Merged> {
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    // What belongs to a batch that was deleted meanwhile goes with it.
+    // Changes of a batch that was deleted meanwhile are deleted too.
     let rows = sqlx::query!(
         r#"with gone as (
                delete from batch_delta d where d.batch_id = any($1) or d.batch_id = any($2) and not exists (

@@ -1,6 +1,7 @@
-//! A transaction that keeps book. Whatever moves tasks tells it, and the commit settles all of it at once: the
-//! slots of rules, the counters of batches (rows locked in the order of their ids, last of all locks), the audit trail,
-//! the statistics, the completion of batches, and after the commit the wake-ups and the metrics. Nobody can forget one of them.
+//! A transaction that keeps its counters. Every statement that moves tasks reports the moves to it, and the commit
+//! settles them at once: the slots of rules, the statistics, the audit trail, the counters of batches (the last locks,
+//! in the order of their ids), and the completion of batches; after the commit, the wake-ups and the metrics. No caller
+//! can forget one of them. A transaction never decides a move itself.
 
 pub mod deferred;
 pub(super) mod pool;
@@ -22,30 +23,31 @@ use super::{Result, Session, Store};
 use crate::domain::task::status::Status;
 use crate::wake::Hints;
 use pool::PooledConnection;
-use session::wanted;
+use session::unless_canceled;
 use settle::{BatchDelta, Moves, SumDeltas, settle};
 
-/// Ends by [`Tx::commit`] or [`Tx::rollback`]. One that is dropped instead, because its request was broken off or a
-/// statement failed, takes its connection with it: the server then rolls back. (A transaction of the library's own
-/// goes back to the pool still open when it is dropped while it begins.)
+/// A transaction, which ends by [`Tx::commit`] or [`Tx::rollback`]. Dropping it instead, because its request was
+/// canceled or a statement failed, closes its connection, and the server rolls back. (A transaction of the sqlx library
+/// would return to the pool still open when it is dropped while it begins.)
 pub struct Tx {
     connection: PooledConnection,
     ended: bool,
     pub(super) store: Store,
     session: Session,
-    /// What was left of the session's time when the server was last told.
-    told: Duration,
+    /// The time that the session had left when the server's limits were last set.
+    limits_set_for: Duration,
     actor: Actor,
     changes: Changes,
 }
 
-/// On whose behalf a transaction moves tasks, as the audit trail names it.
+/// The originator of a transaction, as the audit trail names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Actor {
-    /// A request that does not say whose it is.
+    /// An API request that names no caller.
     Api,
+    /// A background loop, by its name.
     Loop(&'static str),
-    /// As the request says.
+    /// The caller that an API request names.
     Person(String),
 }
 
@@ -62,7 +64,7 @@ impl Actor {
 #[derive(Default)]
 struct Changes {
     moves: Moves,
-    /// Batches in which something came back to life.
+    /// Batches in which a task came back to life.
     reopened: BTreeSet<Uuid>,
     transitions: HashMap<(Status, Status), u64>,
     stats: retry_stats::RetryStatDeltas,
@@ -78,61 +80,69 @@ struct MetricIncrement {
     n: u64,
 }
 
-/// A transaction waits for nobody but the server. If its instance is stopped or cut off in the middle of it, the server
-/// must not keep its locks for as long as that lasts. Set with each transaction and not with the connection, which a
-/// pooler in between may give to others. The same holds for just-in-time compilation: the server takes the recursive
-/// queries of a cascade for far larger than they are, and compiled for a second what then ran for milliseconds. And for
-/// reading tables or indexes whole: nothing here wants that, but a plan that was made while a table was nearly empty does
-/// it, and is kept until the table is analyzed. So looking up a row by its key is said to cost nearly nothing.
+/// Begins a transaction that writes. The settings belong to the transaction and not to the connection, which a pooler
+/// may give to other clients.
+///
+/// - A transaction waits for nothing but the server. If its instance is stopped or cut off in the middle, the server
+///   must not keep its locks: the idle timeout ends it.
+/// - No just-in-time compilation: the server takes the recursive queries of a cascade for far larger than they are, and
+///   compiled for a second what then ran for milliseconds.
+/// - No reading of whole tables or indexes: no statement here needs it, but a plan made while a table was nearly empty
+///   does it, and is kept until the table is analyzed. So a lookup by key is declared to cost nearly nothing.
 const CHANGES: &str = "begin; set local idle_in_transaction_session_timeout = '10s'; set local jit = off; \
                        set local enable_seqscan = off; set local random_page_cost = 0.01";
-/// Lists count on more rows than a page has: their plans would be compiled, for longer than they run.
+/// Begins a transaction that reads. The planner expects more rows of a list than a page has, and would compile its plan
+/// for longer than the query runs.
 const READS: &str = "begin read only; set local jit = off";
 const SNAPSHOT: &str = "begin isolation level repeatable read read only";
 const RELAXED: &str = "; set local synchronous_commit = off";
 
 impl Session {
+    /// Begins a transaction that writes.
     pub async fn begin(&self, actor: Actor) -> Result<Tx> {
         self.open(CHANGES, "", actor).await
     }
 
-    /// For leases: nobody was promised one, and losing it in a crash only means to take it again.
+    /// Begins a transaction whose commit does not wait for the disk. For leases: no client was promised one, and a
+    /// lease lost in a crash is taken again.
     pub async fn begin_lease(&self, actor: Actor) -> Result<Tx> {
         self.open(CHANGES, RELAXED, actor).await
     }
 
-    /// A claim is a lease, too. Holds the gate of `matchers` shared.
+    /// Begins a claim: a lease that also holds the claim lock ([`matchers::CLAIM_LOCK`]) shared.
     pub async fn begin_claim(&self, actor: Actor) -> Result<Tx> {
         let shared = format!("{RELAXED}; select pg_advisory_xact_lock_shared({})", matchers::CLAIM_LOCK);
         self.open(CHANGES, &shared, actor).await
     }
 
+    /// Begins a read-only transaction.
     pub(super) async fn begin_read(&self) -> Result<Tx> {
         self.open(READS, "", Actor::Api).await
     }
 
-    /// For looking only: all statements see the same moment.
+    /// Begins a read-only transaction whose statements all see the same snapshot.
     pub(super) async fn begin_snapshot(&self) -> Result<Tx> {
         self.open(SNAPSHOT, "", Actor::Api).await
     }
 
     async fn open(&self, begin: &str, then: &str, actor: Actor) -> Result<Tx> {
-        let connection = wanted(self.store.pool.take()).await??;
-        let told = self.left()?;
+        let connection = unless_canceled(self.store.pool.take()).await??;
+        let limits_set_for = self.time_left()?;
         let (store, session) = (self.store.clone(), self.clone());
-        let mut tx = Tx { connection, ended: false, store, session, told, actor, changes: Changes::default() };
+        let mut tx =
+            Tx { connection, ended: false, store, session, limits_set_for, actor, changes: Changes::default() };
         tx.open(begin, then).await?;
         Ok(tx)
     }
 }
 
 impl Tx {
-    /// The connection, for the next statement. Where the transaction has taken long already the server is told how much
-    /// is left, so that no statement outlives us there.
+    /// Returns the connection for the next statement. A transaction that has already taken long first sets the server's
+    /// limits to the time left, so that no statement outlives the session.
     pub(super) async fn conn(&mut self) -> Result<&mut PgConnection> {
-        let left = self.session.left()?;
-        if left < self.told.mul_f64(0.7) {
-            self.told = left;
+        let left = self.session.time_left()?;
+        if left < self.limits_set_for.mul_f64(0.7) {
+            self.limits_set_for = left;
             let limits = self.limits();
             sqlx::raw_sql(AssertSqlSafe(limits)).execute(self.connection.get()?).await?;
         }
@@ -140,11 +150,11 @@ impl Tx {
     }
 
     fn limits(&self) -> String {
-        let limits = self.session.limits(self.told);
+        let limits = self.session.limits(self.limits_set_for);
         format!("set local lock_timeout = {}; set local statement_timeout = {}", limits.lock_ms, limits.statement_ms)
     }
 
-    /// The limits come first: what is waited for right at the beginning has them, too.
+    /// Begins the transaction. The limits come first, so that they hold for a lock in `then` too.
     async fn open(&mut self, begin: &str, then: &str) -> Result<()> {
         let statement = format!("{begin}; {}{then}", self.limits());
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(self.connection.get()?).await?;
@@ -156,12 +166,12 @@ impl Tx {
         Ok(())
     }
 
-    /// Whether counters that somebody else holds are settled later instead of waited for.
+    /// Whether the transaction defers the counters that another transaction has locked, instead of waiting for them.
     pub(super) fn defers(&self) -> bool {
         self.session.defers()
     }
 
-    /// A task has made a move. New tasks bring their batch's counters with them.
+    /// Reports the move of a task. The counters of a new batch are inserted with it and count its tasks already.
     pub(super) fn moved(&mut self, id: Uuid, made: Move, now: DateTime<Utc>) {
         let changes = &mut self.changes;
         changes.now = changes.now.max(Some(now));
@@ -180,11 +190,11 @@ impl Tx {
             }
         }
         match made.to {
-            // Whoever made it knows whether it can start.
+            // `create` sends the hint: it knows whether the new task can start.
             Status::Pending if made.from.is_none() => {}
             Status::Pending => {
                 self.hint(Hints::START);
-                // It may have to wait for its `run_at` first, which the retry loop looks after.
+                // The task may have to wait for its `run_at` first, which is the retry loop's work.
                 if matches!(made.from, Some(Status::Waiting | Status::Paused)) {
                     self.hint(Hints::RETRY);
                 }
@@ -196,7 +206,7 @@ impl Tx {
         self.changes.moves.trail.add(id, made);
     }
 
-    /// A batch's counters were found to be wrong by so much.
+    /// Changes the counters of a batch by exactly these deltas. For repairs, merges and deletions.
     pub(super) fn correct_batch(&mut self, id: Uuid, by_status: [i32; 9], sums: SumDeltas, reopened: bool) {
         self.changes.moves.batches.insert(id, BatchDelta { by_status, sums });
         if reopened {
@@ -204,12 +214,12 @@ impl Tx {
         }
     }
 
-    /// The counts by status were found to be wrong by so much.
+    /// Changes the counts by status by exactly these deltas. For repairs.
     pub(super) fn correct_totals(&mut self, deltas: [i64; 9]) {
         self.changes.moves.total = deltas;
     }
 
-    /// The counters of a task have changed by so much. New tasks bring their batch's sums with them.
+    /// Reports that the counters of a task have changed. The sums of a new batch are inserted with it.
     pub(super) fn summed(&mut self, batch_id: Uuid, by: SumDeltas) {
         if by == SumDeltas::default() {
             return;
@@ -220,38 +230,42 @@ impl Tx {
         sums.expected += by.expected;
     }
 
-    /// Tasks were deleted.
+    /// Reports the deletion of tasks.
     pub(super) fn deleted(&mut self, status: Status, count: i64) {
         self.changes.moves.total[status.index()] -= count;
     }
 
-    /// A task has taken a slot (1) or released it (-1), or has more or less to do while it holds it.
+    /// Reports that a task has taken a slot (`used` is 1) or released it (-1), or that its remaining work has changed
+    /// by `load` while it holds the slot.
     pub(super) fn slot(&mut self, id: i64, used: i32, load: i64) {
         let delta = self.changes.slots.entry(id).or_default();
         delta.0 += used;
         delta.1 += load;
     }
 
+    /// Returns the statistics that the commit writes.
     pub(super) fn stats(&mut self) -> &mut retry_stats::RetryStatDeltas {
         &mut self.changes.stats
     }
 
+    /// Wakes a loop after the commit.
     pub(super) fn hint(&mut self, hint: Hints) {
         self.changes.hints.add(hint);
     }
 
-    /// A metric that counts only if the transaction takes effect.
+    /// Increments a metric after the commit.
     pub(super) fn count(&mut self, name: &'static str, labels: Vec<(&'static str, String)>, n: u64) {
         self.changes.counters.push(MetricIncrement { name, labels, n });
     }
 
+    /// Settles all reported changes, commits, then wakes loops and increments metrics.
     pub async fn commit(mut self) -> Result<()> {
         let mut changes = std::mem::take(&mut self.changes);
         if slots::settle(&mut self, &changes.slots).await? {
             changes.hints.add(Hints::START);
         }
         retry_stats::add(&mut self, &changes.stats, changes.now).await?;
-        // Counters of batches are the last locks, also where they are not waited for.
+        // Counters of batches are the last locks, even when the transaction does not wait for them.
         if self.defers() {
             deferred::defer(&mut self, &mut changes.moves.batches, &mut changes.hints).await?;
         }
@@ -270,8 +284,8 @@ impl Tx {
         Ok(())
     }
 
-    /// Gives back every lock and begins anew. Nothing may have been written.
-    pub(super) async fn anew(&mut self) -> Result<()> {
+    /// Releases every lock and begins the transaction again. Nothing may have been written.
+    pub(super) async fn restart(&mut self) -> Result<()> {
         self.open(&format!("rollback; {CHANGES}"), "").await
     }
 

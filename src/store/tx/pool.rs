@@ -1,6 +1,6 @@
-//! The connections of an instance. A connection can fall silent without being closed: its server lost power, or
-//! something in between forgot it. So nothing here waits for a connection without a limit, and one that was given up is
-//! dropped on the spot: its socket closes, its place is free, nobody asks the other side.
+//! The connection pool of an instance. A connection can fall silent without being closed: its server lost power, or a
+//! network device in between forgot it. So nothing here may wait for a connection without a limit. A connection that is
+//! given up is dropped at once: its socket closes and its place in the pool is free, without a word to the server.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,26 +12,26 @@ use sqlx::{Connection, PgConnection};
 
 use crate::store::{Error, Result};
 
-/// How long an idle connection may take to show that it still works.
+/// How long an idle connection may take to answer a ping.
 const PING: Duration = Duration::from_secs(1);
-/// How long opening a connection, or waiting for a free one, may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections older than this are replaced: the server keeps what it caches for them.
+/// How long opening a connection, or waiting for an idle one, may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections older than this are replaced, because the server never frees what it caches for them.
 const LIFETIME: Duration = Duration::from_secs(30 * 60);
 
-/// A number of connections that are opened when they are needed.
+/// A bounded number of connections, opened when they are needed.
 #[derive(Clone, Debug)]
 pub(in crate::store) struct Pool {
     inner: managed::Pool<Manager>,
 }
 
-/// A connection on loan. It goes back when it is dropped, unless it is closed first.
+/// A connection in use. Dropping it returns it to the pool, unless it is closed first.
 pub(in crate::store) struct PooledConnection(Option<Object<Manager>>);
 
 #[derive(Debug)]
 struct Manager {
     options: PgConnectOptions,
-    /// When a connection was last found silent: what is idle since before that is not worth asking.
+    /// When a connection was last found silent. Connections idle since before that are dropped without a ping.
     silence: Mutex<Option<Instant>>,
 }
 
@@ -40,7 +40,7 @@ impl managed::Manager for Manager {
     type Error = sqlx::Error;
 
     async fn create(&self) -> Result<PgConnection, sqlx::Error> {
-        // On the heap: whoever waits for a connection would carry the making of one, 30 KB of it.
+        // On the heap: otherwise every future that waits for a connection holds 30 KB for opening one.
         Box::pin(PgConnection::connect_with(&self.options)).await
     }
 
@@ -64,7 +64,7 @@ impl managed::Manager for Manager {
 impl Pool {
     pub fn new(options: PgConnectOptions, size: u32) -> Pool {
         let manager = Manager { options, silence: Mutex::default() };
-        let timeouts = Timeouts { wait: Some(PATIENCE), create: Some(PATIENCE), recycle: None };
+        let timeouts = Timeouts { wait: Some(CONNECT_TIMEOUT), create: Some(CONNECT_TIMEOUT), recycle: None };
         let builder = managed::Pool::builder(manager)
             .max_size(usize::try_from(size).unwrap_or(1))
             .timeouts(timeouts)
@@ -77,12 +77,13 @@ impl Pool {
         &self.inner.manager().options
     }
 
-    /// Connections open and idle.
+    /// Returns the numbers of open and of idle connections.
     pub fn usage(&self) -> (usize, usize) {
         let status = self.inner.status();
         (status.size, status.available.min(status.size))
     }
 
+    /// Takes an idle connection or opens one.
     pub async fn take(&self) -> Result<PooledConnection> {
         match self.inner.get().await {
             Ok(connection) => Ok(PooledConnection(Some(connection))),
@@ -92,14 +93,14 @@ impl Pool {
         }
     }
 
-    /// Nobody is lent a connection any more, and those that come back are closed.
+    /// Closes the pool: it hands out no more connections and closes those that come back.
     pub fn close(&self) {
         self.inner.close();
     }
 }
 
 impl Drop for PooledConnection {
-    /// What a large statement or answer made of its buffers is not kept until the next one.
+    /// Shrinks the buffers, which a large statement or answer may have grown.
     fn drop(&mut self) {
         if let Some(connection) = &mut self.0 {
             connection.shrink_buffers();
@@ -108,9 +109,9 @@ impl Drop for PooledConnection {
 }
 
 impl PooledConnection {
-    /// Fails after [`PooledConnection::close`] only.
+    /// Returns the connection. Fails only after [`PooledConnection::close`].
     pub fn get(&mut self) -> Result<&mut PgConnection> {
-        self.0.as_deref_mut().ok_or_else(Error::broken_off)
+        self.0.as_deref_mut().ok_or_else(Error::aborted)
     }
 
     /// Drops the connection and frees its place at once, whatever it was doing.

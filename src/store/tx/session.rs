@@ -1,6 +1,7 @@
-//! The only way to a transaction: [`Store::retrying`] and [`Store::reading`] give a [`Session`] to their work, and only a
-//! session begins one. So every statement has a limit in time, here and in the server, and everybody has decided how long
-//! to wait for a lock that somebody else holds.
+//! Owns the only way to a transaction: [`Store::retrying`] and [`Store::reading`] give their work a [`Session`], and
+//! only a session begins a transaction. So every statement has a time limit, in this process and in the server, and
+//! every caller has chosen how long to wait for a lock. Only `migrate` and `listen` may use connections without a
+//! session.
 
 use std::time::Duration;
 
@@ -11,19 +12,20 @@ use uuid::Uuid;
 
 use crate::store::{Error, Result, Store, Tx};
 
-/// How long a transaction waits for a lock that somebody else holds. Past it the answer is [`Error::Busy`].
+/// How long a transaction waits for a lock that another transaction holds before it fails with [`Error::Busy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// For work on behalf of many, in a lane or a loop: as long as others of our own may hold it.
+    /// Waits up to 100 ms, as long as another transaction of Reprise may hold the lock. For transactions that serve
+    /// many requests or tasks: group commits and loops.
     Brief,
-    /// For one of those many, when all together met a lock: hardly at all.
+    /// Waits up to 10 ms. For a single request or task out of many, after their common transaction met a lock.
     Least,
-    /// For one client, who wants just that row: nearly as long as a transaction may take.
+    /// Waits for most of the time that the transaction has left. For a request that needs exactly this row.
     Long,
 }
 
 impl Patience {
-    fn within(self, limit: Duration) -> Duration {
+    fn lock_timeout(self, limit: Duration) -> Duration {
         match self {
             Patience::Brief => Duration::from_millis(100).min(limit),
             Patience::Least => Duration::from_millis(10).min(limit),
@@ -33,25 +35,26 @@ impl Patience {
 }
 
 tokio::task_local! {
-    /// Set when nobody wants the answer any more.
-    static UNWANTED: CancellationToken;
+    /// Canceled when the client of the current request is gone.
+    static CANCELLATION: CancellationToken;
 }
 
-/// Does work that may lose the one who wants it, which `unwanted` tells. What is begun is done to its end; what still waits
-/// for a connection or for its turn is broken off.
-pub async fn while_wanted<T>(unwanted: CancellationToken, work: impl Future<Output = T>) -> T {
-    UNWANTED.scope(unwanted, work).await
+/// Runs the work of a request whose client may leave, which cancels `client_gone`. A transaction that has begun runs to
+/// its end; work that still waits for a connection or a permit fails.
+pub async fn with_cancellation<T>(client_gone: CancellationToken, work: impl Future<Output = T>) -> T {
+    CANCELLATION.scope(client_gone, work).await
 }
 
-/// Does work that more than one want, or that must not stop half-way: it goes on whoever is gone.
-pub async fn unconditionally<T>(work: impl Future<Output = T>) -> T {
-    UNWANTED.scope(CancellationToken::new(), work).await
+/// Runs work that goes on when the client is gone, because several requests share it or because it must not stop
+/// half-way.
+pub async fn without_cancellation<T>(work: impl Future<Output = T>) -> T {
+    CANCELLATION.scope(CancellationToken::new(), work).await
 }
 
-/// Waits, unless nobody wants it any more.
-pub(in crate::store) async fn wanted<T>(waiting: impl Future<Output = T>) -> Result<T> {
-    match UNWANTED.try_with(CancellationToken::clone) {
-        Ok(unwanted) => unwanted.run_until_cancelled(waiting).await.ok_or_else(Error::broken_off),
+/// Waits for a connection or a permit, unless the client is gone.
+pub(in crate::store) async fn unless_canceled<T>(waiting: impl Future<Output = T>) -> Result<T> {
+    match CANCELLATION.try_with(CancellationToken::clone) {
+        Ok(client_gone) => client_gone.run_until_cancelled(waiting).await.ok_or_else(Error::aborted),
         Err(_) => Ok(waiting.await),
     }
 }
@@ -64,7 +67,7 @@ pub struct Session {
     pub(in crate::store) deadline: Instant,
 }
 
-/// What the server is told about time when a statement begins.
+/// The time limits that the server enforces on a statement.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::store) struct TimeLimits {
     pub lock_ms: u128,
@@ -72,34 +75,34 @@ pub(in crate::store) struct TimeLimits {
 }
 
 impl Session {
-    /// What is left; an error if that is nothing worth beginning.
-    pub(in crate::store) fn left(&self) -> Result<Duration> {
+    /// Returns the time left until the deadline. Fails if less than 20 ms are left, too little to begin a statement.
+    pub(in crate::store) fn time_left(&self) -> Result<Duration> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        if left < Duration::from_millis(20) { Err(Error::too_late(self.store.limit)) } else { Ok(left) }
+        if left < Duration::from_millis(20) { Err(Error::timed_out(self.store.limit)) } else { Ok(left) }
     }
 
-    /// The server gives up a little before we do: it does not notice that nobody is there any more, and its process
-    /// would go on outside the pool's count.
+    /// Computes the server's limits, which end a little before the session's own. The server does not notice that its
+    /// client has given up, and its process would go on outside the pool's count.
     pub(in crate::store) fn limits(&self, left: Duration) -> TimeLimits {
-        let lock = self.patience.within(left.mul_f64(0.8));
+        let lock = self.patience.lock_timeout(left.mul_f64(0.8));
         TimeLimits { lock_ms: lock.as_millis().max(1), statement_ms: left.mul_f64(0.9).as_millis().max(1) }
     }
 
-    /// The id of this process among those that share the database.
+    /// Returns the id of this process among the instances that share the database.
     pub fn instance(&self) -> Uuid {
         self.store.instance()
     }
 
-    /// Whether counters that somebody else holds are settled later instead of waited for.
+    /// Whether the transaction defers the counters that another transaction has locked, instead of waiting for them.
     pub(in crate::store) fn defers(&self) -> bool {
         self.patience != Patience::Brief
     }
 }
 
 impl Store {
-    /// Runs `once` within the limit, and again when PostgreSQL had to break it off in favour of another transaction: a
-    /// client never hears of a deadlock. What takes longer than the limit has lost its database, and is broken off so
-    /// that those behind it can go on with another connection.
+    /// Runs `once` within the store's time limit, and repeats it when PostgreSQL aborted it in favour of another
+    /// transaction: a client never sees a deadlock. Work that exceeds the limit has lost its database. It is dropped,
+    /// so that the work behind it can go on with another connection.
     pub async fn retrying<T, F, Fut>(&self, patience: Patience, mut once: F) -> Result<T>
     where
         F: FnMut(Session) -> Fut,
@@ -109,9 +112,9 @@ impl Store {
         let session = Session { store: self.clone(), patience, deadline: begun + self.limit };
         let mut tries = 0u32;
         loop {
-            // On the heap, or whoever waits would carry it twice.
+            // On the heap: otherwise the caller's future holds it twice.
             let trying = tokio::time::timeout_at(session.deadline, Box::pin(once(session.clone())));
-            let Ok(result) = trying.await else { return Err(Error::too_late(self.limit)) };
+            let Ok(result) = trying.await else { return Err(Error::timed_out(self.limit)) };
             match result {
                 Err(error) if error.is_transient() && tries < 10 && begun.elapsed() < self.limit / 2 => {
                     tries += 1;
@@ -124,18 +127,19 @@ impl Store {
         }
     }
 
-    /// The same for one who waits for a lock as long as it takes. Only so many do at a time: the others wait for their
-    /// turn without a connection.
+    /// Runs `once` with [`Patience::Long`]. At most a third of the connections wait for locks like this at a time;
+    /// further callers wait for a permit, without a connection.
     pub async fn waiting<T, F, Fut>(&self, once: F) -> Result<T>
     where
         F: FnMut(Session) -> Fut,
         Fut: Future<Output = Result<T>>,
     {
-        let _place = self.place(&self.waiters).await?;
+        let _permit = self.permit(&self.waiters).await?;
         self.retrying(Patience::Long, once).await
     }
 
-    /// The same for one request by itself: at once if it can be, else by [`Store::waiting`].
+    /// Runs the work of a single request: first with [`Patience::Brief`], then, if it met a lock, by
+    /// [`Store::waiting`].
     pub async fn alone<T, F, Fut>(&self, mut once: F) -> Result<T>
     where
         F: FnMut(Session) -> Fut,
@@ -147,44 +151,45 @@ impl Store {
         }
     }
 
-    /// Looks at much, or at what may take long to be found. Only so many do at a time.
-    pub async fn listing<T>(&self, look: impl AsyncFnOnce(&mut Tx) -> Result<T>) -> Result<T> {
-        let _place = self.place(&self.readers).await?;
-        self.reading(look).await
+    /// Runs a read that may return many rows or take long to find them. At most half of the connections do so at a
+    /// time.
+    pub async fn listing<T>(&self, read: impl AsyncFnOnce(&mut Tx) -> Result<T>) -> Result<T> {
+        let _permit = self.permit(&self.readers).await?;
+        self.reading(read).await
     }
 
-    /// Looks at something without changing it.
-    pub async fn reading<T>(&self, look: impl AsyncFnOnce(&mut Tx) -> Result<T>) -> Result<T> {
+    /// Runs a short read in a read-only transaction.
+    pub async fn reading<T>(&self, read: impl AsyncFnOnce(&mut Tx) -> Result<T>) -> Result<T> {
         let session = Session { store: self.clone(), patience: Patience::Brief, deadline: Instant::now() + self.limit };
         let reading = async {
             let mut tx = session.begin_read().await?;
-            let found = look(&mut tx).await?;
+            let found = read(&mut tx).await?;
             tx.rollback().await?;
             Ok(found)
         };
-        tokio::time::timeout_at(session.deadline, reading).await.unwrap_or_else(|_| Err(Error::too_late(self.limit)))
+        tokio::time::timeout_at(session.deadline, reading).await.unwrap_or_else(|_| Err(Error::timed_out(self.limit)))
     }
 
-    /// Looks at everything as it is at one moment, for as long as `limit`.
+    /// Runs reads that all see the same snapshot, for at most `limit`.
     pub(in crate::store) async fn snapshot<T>(
         &self,
         limit: Duration,
-        look: impl AsyncFnOnce(&mut Tx) -> Result<T>,
+        read: impl AsyncFnOnce(&mut Tx) -> Result<T>,
     ) -> Result<T> {
         let store = self.with_limit(limit);
         let session = Session { store, patience: Patience::Brief, deadline: Instant::now() + limit };
         let reading = async {
             let mut tx = session.begin_snapshot().await?;
-            let found = look(&mut tx).await?;
+            let found = read(&mut tx).await?;
             tx.rollback().await?;
             Ok(found)
         };
-        tokio::time::timeout_at(session.deadline, reading).await.unwrap_or_else(|_| Err(Error::too_late(limit)))
+        tokio::time::timeout_at(session.deadline, reading).await.unwrap_or_else(|_| Err(Error::timed_out(limit)))
     }
 
-    async fn place<'a>(&self, places: &'a Semaphore) -> Result<tokio::sync::SemaphorePermit<'a>> {
-        let place = tokio::time::timeout(self.limit, wanted(places.acquire())).await;
-        let place = place.unwrap_or_else(|_| Err(Error::too_late(self.limit)))?;
-        place.map_err(|_| Error::broken_off())
+    async fn permit<'a>(&self, permits: &'a Semaphore) -> Result<tokio::sync::SemaphorePermit<'a>> {
+        let permit = tokio::time::timeout(self.limit, unless_canceled(permits.acquire())).await;
+        let permit = permit.unwrap_or_else(|_| Err(Error::timed_out(self.limit)))?;
+        permit.map_err(|_| Error::aborted())
     }
 }

@@ -1,6 +1,6 @@
-//! What the moves of a transaction add up to, written by one statement before the commit: the audit trail, the counts by
-//! status, and the counters of batches. Batches come last of all locks, in the order of their ids, and are held for
-//! nothing but the commit.
+//! The statement that writes the sums of a transaction's moves right before its commit: the audit trail, the counts by
+//! status, and the counters of batches. Batch counters are the last locks of a transaction, in the order of their ids,
+//! so that they are held for the commit only. Only the rows of the same batches may be locked after them.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::domain::task::status::Status;
 use crate::store::ledger::events::Trail;
 use crate::store::{Result, Tx};
 
-/// What a batch's row of counters is to be changed by.
+/// A change of the counters of one batch.
 #[derive(Default)]
 pub(in crate::store) struct BatchDelta {
     pub by_status: [i32; 9],
@@ -19,13 +19,13 @@ pub(in crate::store) struct BatchDelta {
 }
 
 impl BatchDelta {
-    /// By how many more are alive.
+    /// Returns by how much the number of alive tasks grows.
     pub fn alive(&self) -> i32 {
         self.by_status.iter().zip(Status::ALL).filter(|(_, status)| !status.is_terminal()).map(|(n, _)| *n).sum()
     }
 }
 
-/// Of the counters of tasks.
+/// Changes of the sums that a batch keeps of its tasks' counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::store) struct SumDeltas {
     pub success: i64,
@@ -33,7 +33,7 @@ pub(in crate::store) struct SumDeltas {
     pub expected: i64,
 }
 
-/// All of it.
+/// The moves of a transaction and their sums.
 #[derive(Default)]
 pub(in crate::store) struct Moves {
     pub trail: Trail,
@@ -41,7 +41,7 @@ pub(in crate::store) struct Moves {
     pub batches: BTreeMap<Uuid, BatchDelta>,
 }
 
-/// Answers which batches have nothing alive any more.
+/// Writes the sums and returns the changed batches that have no alive task.
 pub(in crate::store) async fn settle(tx: &mut Tx, moves: &Moves, now: Option<DateTime<Utc>>) -> Result<Vec<Uuid>> {
     let Moves { trail, total, batches } = moves;
     let total: &[i64] = if total.iter().any(|n| *n != 0) { total } else { &[] };

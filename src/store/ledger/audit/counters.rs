@@ -1,5 +1,5 @@
-//! Counters, counted anew from the rows, and their repair. To repair a counter its row is locked first and only then
-//! counted: a transaction that has changed rows but not this counter yet will still add to it.
+//! Counters, compared with a fresh count of the rows, and their repair. A repair must lock the row of the counter
+//! before it counts: a transaction that has changed rows but not yet this counter will still add to it.
 
 use uuid::Uuid;
 
@@ -9,6 +9,7 @@ use crate::store::tasks::{lock, transitions};
 use crate::store::tx::settle::SumDeltas;
 use crate::store::{Actor, Error, Result, Session, Tx};
 
+/// Finds wrong slots.
 pub(super) async fn slots(tx: &mut Tx) -> Result<Vec<Difference>> {
     let rows = sqlx::query!(
         r#"with held as (
@@ -24,13 +25,15 @@ pub(super) async fn slots(tx: &mut Tx) -> Result<Vec<Difference>> {
     .fetch_all(tx.conn().await?)
     .await?;
     let shown = |used: i64, load: i64| format!("{used} tasks with {load} to do");
-    let difference = |id, says, is| Difference { counter: Counter::Slots, entry: Entry::Slot(id), says, is };
+    let difference =
+        |id, recorded, actual| Difference { counter: Counter::Slots, entry: Entry::Slot(id), recorded, actual };
     Ok(rows
         .into_iter()
         .map(|row| difference(row.id, shown(row.used.into(), row.load), shown(row.is_used, row.is_load)))
         .collect())
 }
 
+/// Finds groups of blocked tasks that no claim would recheck although their limits are open.
 pub(super) async fn blocked_groups(tx: &mut Tx) -> Result<Vec<Difference>> {
     let rows = sqlx::query!(
         r#"select t.parked_on as "id!", count(*) as "tasks!", min(p.state) as state
@@ -44,7 +47,7 @@ pub(super) async fn blocked_groups(tx: &mut Tx) -> Result<Vec<Difference>> {
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    let says = |state: Option<i16>| match state {
+    let recorded = |state: Option<i16>| match state {
         None => "nothing",
         Some(0) => "empty",
         Some(_) => "blocked",
@@ -54,13 +57,13 @@ pub(super) async fn blocked_groups(tx: &mut Tx) -> Result<Vec<Difference>> {
         .map(|row| Difference {
             counter: Counter::BlockedGroups,
             entry: Entry::BlockedGroup(row.id),
-            says: says(row.state).into(),
-            is: format!("{} tasks that nobody looks at", row.tasks),
+            recorded: recorded(row.state).into(),
+            actual: format!("{} tasks ready for a recheck", row.tasks),
         })
         .collect())
 }
 
-/// The tasks of batches by status, the sums of their counters, and whether each batch is complete exactly when nothing in it is alive.
+/// Reads the counters of batches and whether each is complete, as recorded (`says`) and as its tasks are (`is`).
 macro_rules! batch_counts {
     ($rest:literal, $($args:expr),*) => {
         sqlx::query!(
@@ -82,6 +85,7 @@ macro_rules! batch_counts {
     };
 }
 
+/// Finds batches with wrong counters, and batches that are complete with alive tasks or incomplete without.
 pub(super) async fn batches(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>> {
     let rows = batch_counts!(
         "where ($1 or b.completed_at is null)
@@ -99,14 +103,15 @@ pub(super) async fn batches(tx: &mut Tx, extent: Extent) -> Result<Vec<Differenc
         .map(|row| Difference {
             counter: Counter::Batches,
             entry: Entry::Batch(row.id),
-            says: shown(&row.says, row.complete),
-            is: shown(&row.is, row.is.iter().take(6).all(|n| *n == 0)),
+            recorded: shown(&row.says, row.complete),
+            actual: shown(&row.is, row.is.iter().take(6).all(|n| *n == 0)),
         })
         .collect())
 }
 
+/// Finds tasks with a wrong wait count.
 pub(super) async fn waiting(tx: &mut Tx) -> Result<Vec<Difference>> {
-    // What has begun keeps no count.
+    // A task that has been claimed keeps no count.
     let rows = sqlx::query!(
         r#"select t.id, t.wait_count, p.open as "open!"
            from batch b join task_spec s on s.batch_id = b.id join task t on t.id = s.id cross join lateral (
@@ -124,23 +129,25 @@ pub(super) async fn waiting(tx: &mut Tx) -> Result<Vec<Difference>> {
         .map(|row| Difference {
             counter: Counter::Waiting,
             entry: Entry::Task(row.id),
-            says: row.wait_count.to_string(),
-            is: row.open.to_string(),
+            recorded: row.wait_count.to_string(),
+            actual: row.open.to_string(),
         })
         .collect())
 }
 
+/// Compares the counts by status.
 pub(super) async fn totals(tx: &mut Tx) -> Result<Vec<Difference>> {
-    let (says, is) = count_totals(tx).await?;
+    let (recorded, actual) = count_totals(tx).await?;
     let difference = || Difference {
         counter: Counter::Totals,
         entry: Entry::Totals,
-        says: format!("{says:?}"),
-        is: format!("{is:?}"),
+        recorded: format!("{recorded:?}"),
+        actual: format!("{actual:?}"),
     };
-    Ok((says != is).then(difference).into_iter().collect())
+    Ok((recorded != actual).then(difference).into_iter().collect())
 }
 
+/// Returns the counts by status as recorded and as counted.
 async fn count_totals(tx: &mut Tx) -> Result<(Vec<i64>, Vec<i64>)> {
     let row = sqlx::query!(
         r#"select coalesce((
@@ -156,6 +163,7 @@ async fn count_totals(tx: &mut Tx) -> Result<(Vec<i64>, Vec<i64>)> {
     Ok((row.says, row.is))
 }
 
+/// Repairs one counter.
 pub(super) async fn repair(session: Session, entry: &Entry) -> Result<()> {
     let mut tx = session.begin(Actor::Loop("doctor")).await?;
     match entry {
@@ -170,11 +178,11 @@ pub(super) async fn repair(session: Session, entry: &Entry) -> Result<()> {
 }
 
 async fn repair_slot(tx: &mut Tx, id: i64) -> Result<()> {
-    let says = sqlx::query!("select used, load from slot where id = $1 for update", id)
+    let recorded = sqlx::query!("select used, load from slot where id = $1 for update", id)
         .fetch_optional(tx.conn().await?)
         .await?;
-    let Some(says) = says else { return Ok(()) };
-    let is = sqlx::query!(
+    let Some(recorded) = recorded else { return Ok(()) };
+    let actual = sqlx::query!(
         r#"select count(*)::int as "used!",
                coalesce(sum(greatest(0, coalesce(expected_count - success - failures, 0))), 0)::bigint as "load!"
            from task where status in ('claimed', 'running') and slots @> array[$1::bigint]"#,
@@ -182,11 +190,11 @@ async fn repair_slot(tx: &mut Tx, id: i64) -> Result<()> {
     )
     .fetch_one(tx.conn().await?)
     .await?;
-    tx.slot(id, is.used - says.used, is.load - says.load);
+    tx.slot(id, actual.used - recorded.used, actual.load - recorded.load);
     Ok(())
 }
 
-/// Those parked where nothing is known go back into the queue, the others are looked at.
+/// Marks a group for a recheck. Tasks of a group that does not exist return to the queue.
 async fn repair_blocked_group(tx: &mut Tx, id: i64) -> Result<()> {
     let known = sqlx::query!("update parking set state = 2 where id = $1", id).execute(tx.conn().await?).await?;
     if known.rows_affected() == 0 {
@@ -211,7 +219,7 @@ async fn repair_batch(tx: &mut Tx, id: Uuid) -> Result<()> {
     Ok(())
 }
 
-/// By the same decisions as if its parents had ended, or come back, just now.
+/// Corrects a wait count by the same decision as if parents had just ended or come back to life.
 async fn repair_waiting(tx: &mut Tx, id: Uuid) -> Result<()> {
     let locked = lock::by_ids(tx, &[id]).await?;
     let Some(task) = locked.tasks.first() else { return Ok(()) };
@@ -233,10 +241,13 @@ async fn repair_waiting(tx: &mut Tx, id: Uuid) -> Result<()> {
     transitions::apply(tx, &decided, locked.moment).await
 }
 
-/// Both counts are of one snapshot, so nobody has to be kept from counting meanwhile.
+/// Corrects the counts by status. Both counts come from one snapshot, so no other transaction has to be kept from
+/// counting.
 async fn repair_totals(tx: &mut Tx) -> Result<()> {
-    let (says, is) = count_totals(tx).await?;
-    let deltas: Vec<i64> = is.iter().zip(&says).map(|(is, says)| is - says).collect();
-    tx.correct_totals(deltas.try_into().map_err(|_| Error::corrupt("counts by status"))?);
+    let (recorded, actual) = count_totals(tx).await?;
+    let deltas: Vec<i64> = actual.iter().zip(&recorded).map(|(actual, recorded)| actual - recorded).collect();
+    tx.correct_totals(
+        deltas.try_into().map_err(|_| Error::corrupt("table status_count: one count per status expected"))?,
+    );
     Ok(())
 }

@@ -1,14 +1,14 @@
-//! Columns that repeat what another table says, because an index cannot reach over: `task.kind_hash` stands for
-//! `task_spec.kind`, and `task_spec.timeout_secs` is `task.timeout_secs`. Whatever writes the one writes the other, except
-//! an instance from before the column existed, at work beside newer ones during an upgrade. What it left out is found and
-//! mended here. A new column of this sort belongs here, too.
+//! Derived columns, which repeat a column of another table because an index cannot span two tables: `task.kind_hash` is
+//! a hash of `task_spec.kind`, and `task_spec.timeout_secs` repeats `task.timeout_secs`. Every statement that writes
+//! the one writes the other, except those of an instance from before the column existed, which may run beside newer
+//! ones during an upgrade. This file finds and repairs what it left out. A new derived column must be added here.
 
 use uuid::Uuid;
 
 use super::{Counter, Difference, Entry, Extent};
 use crate::store::{Actor, Patience, Result, Session, Store, Tx};
 
-/// Tasks looked at in a transaction that mends.
+/// Tasks read by one repairing transaction.
 const CHUNK: i64 = 10_000;
 
 /// Finds tasks whose derived columns are wrong, at most a thousand.
@@ -25,17 +25,18 @@ pub(super) async fn audit(tx: &mut Tx, extent: Extent) -> Result<Vec<Difference>
     .fetch_all(tx.conn().await?)
     .await?;
     let shown = |kind_hash: i32, timeout: i32| format!("kind_hash {kind_hash} and timeout_secs {timeout}");
-    let difference = |id, says, is| Difference { counter: Counter::Derived, entry: Entry::Derived(id), says, is };
+    let difference =
+        |id, recorded, actual| Difference { counter: Counter::Derived, entry: Entry::Derived(id), recorded, actual };
     Ok(rows
         .into_iter()
         .map(|row| {
-            let says = shown(row.kind_hash, row.timeout_secs);
-            difference(row.id, says, shown(row.is_kind_hash, row.is_timeout_secs))
+            let recorded = shown(row.kind_hash, row.timeout_secs);
+            difference(row.id, recorded, shown(row.is_kind_hash, row.is_timeout_secs))
         })
         .collect())
 }
 
-/// Goes through all tasks and mends those that nobody holds. The others are mended the next time.
+/// Goes through all tasks and repairs those that no other transaction holds. The next run repairs the others.
 pub(super) async fn repair(store: &Store) -> Result<()> {
     let mut after = Uuid::nil();
     while let Some(last) = store.retrying(Patience::Long, |session| repair_chunk(session, after)).await? {
@@ -44,7 +45,7 @@ pub(super) async fn repair(store: &Store) -> Result<()> {
     Ok(())
 }
 
-/// Answers the last task it looked at; `None` when there are no more.
+/// Repairs a chunk and returns its last task; `None` when there are no more.
 async fn repair_chunk(session: Session, after: Uuid) -> Result<Option<Uuid>> {
     let mut tx = session.begin(Actor::Loop("doctor")).await?;
     let last = sqlx::query_scalar!(

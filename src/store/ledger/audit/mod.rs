@@ -1,5 +1,6 @@
-//! Compares counters and derived columns with the rows they stand for. Both change in the transaction that changes the
-//! rows, so within one snapshot they agree, whatever is going on; a difference is a fault.
+//! The audit: compares counters and derived columns with the rows that they summarize, and repairs them. They change in
+//! the transaction that changes the rows, so within one snapshot they agree, whatever is going on. A difference is a
+//! bug. The audit itself never writes; only the repair does.
 
 mod counters;
 mod derived_columns;
@@ -12,20 +13,20 @@ use uuid::Uuid;
 
 use crate::store::{Patience, Result, Store};
 
-/// What is compared.
+/// A group of counters or columns that the audit compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Counter {
-    /// Slots of rules against the tasks that execute.
+    /// Slots of rules, compared with the executing tasks.
     Slots,
-    /// Parked tasks against the gates they wait for.
+    /// Blocked groups, compared with the slot limits that they wait for.
     BlockedGroups,
-    /// The counters of batches against their tasks.
+    /// Counters of batches, compared with their tasks.
     Batches,
-    /// How many parents a task waits for against its open parents.
+    /// Wait counts of tasks, compared with their parents that have not ended.
     Waiting,
-    /// All tasks by status.
+    /// Counts by status, compared with all tasks.
     Totals,
-    /// Columns that repeat what other columns say, for an index.
+    /// Columns that repeat other columns for an index, compared with those columns.
     Derived,
 }
 
@@ -45,6 +46,7 @@ impl Counter {
     }
 }
 
+/// One counter or column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Entry {
     Slot(i64),
@@ -60,33 +62,35 @@ enum Entry {
 pub struct Difference {
     pub counter: Counter,
     entry: Entry,
-    says: String,
-    is: String,
+    recorded: String,
+    actual: String,
 }
 
 impl Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Difference { counter, says, is, .. } = self;
+        let Difference { counter, recorded, actual, .. } = self;
         match &self.entry {
-            Entry::Slot(id) | Entry::BlockedGroup(id) => write!(f, "{}: {id}: says {says}, is {is}", counter.as_str()),
-            Entry::Batch(id) | Entry::Task(id) | Entry::Derived(id) => {
-                write!(f, "{}: {id}: says {says}, is {is}", counter.as_str())
+            Entry::Slot(id) | Entry::BlockedGroup(id) => {
+                write!(f, "{}: {id}: recorded {recorded}, actual {actual}", counter.as_str())
             }
-            Entry::Totals => write!(f, "{}: says {says}, is {is}", counter.as_str()),
+            Entry::Batch(id) | Entry::Task(id) | Entry::Derived(id) => {
+                write!(f, "{}: {id}: recorded {recorded}, actual {actual}", counter.as_str())
+            }
+            Entry::Totals => write!(f, "{}: recorded {recorded}, actual {actual}", counter.as_str()),
         }
     }
 }
 
-/// How much is looked at.
+/// How much the audit reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// What concerns tasks that are alive: cheap enough to be done regularly.
+    /// Only rows that concern alive tasks: cheap enough to run regularly.
     Alive,
     /// Every row.
     All,
 }
 
-/// Compares everything in one snapshot; at most a thousand differences of a kind. The server gives up after `limit`.
+/// Compares everything in one snapshot, and returns at most a thousand differences per counter. Fails after `limit`.
 pub async fn audit(store: &Store, extent: Extent, limit: Duration) -> Result<Vec<Difference>> {
     store
         .snapshot(limit, async |tx| {
@@ -107,7 +111,8 @@ pub async fn audit(store: &Store, extent: Extent, limit: Duration) -> Result<Vec
         .await
 }
 
-/// Mends what `audit` has found: each counter in a transaction of its own, derived columns all at once, in chunks.
+/// Repairs what `audit` has found: each counter in a transaction of its own, and all derived columns together, in
+/// chunks.
 pub async fn repair(store: &Store, found: &[Difference]) -> Result<()> {
     if found.iter().any(|difference| difference.counter == Counter::Derived) {
         derived_columns::repair(store).await?;
@@ -118,7 +123,7 @@ pub async fn repair(store: &Store, found: &[Difference]) -> Result<()> {
     Ok(())
 }
 
-/// How many differences there are, by counter.
+/// Counts the differences by counter.
 pub fn by_counter(found: &[Difference]) -> BTreeMap<Counter, usize> {
     let mut counts: BTreeMap<Counter, usize> = Counter::ALL.into_iter().map(|counter| (counter, 0)).collect();
     for difference in found {

@@ -19,7 +19,7 @@ use crate::store::admission::{fairness, matchers};
 use crate::store::tasks::lease::ClaimId;
 use crate::store::{Error, Result, Store, Tx};
 
-/// A task that was claimed: what its start needs.
+/// A claimed task, with what its start needs.
 #[derive(Clone, Debug)]
 pub struct Claimed {
     pub id: Uuid,
@@ -30,9 +30,9 @@ pub struct Claimed {
     pub attempt: i16,
     pub priority: i16,
     pub turn: i64,
-    /// What to call, if anything.
+    /// The call that starts it, if any.
     pub on_start: Option<Action>,
-    /// How much of it is held in memory.
+    /// The size of its actions in memory.
     pub bytes: usize,
 }
 
@@ -42,38 +42,39 @@ impl Claimed {
     }
 }
 
-/// The order of the queue, as the statements of this file write it: `order by priority desc, turn, id`.
+/// Returns the key of the queue order, which the claim statements write as `order by priority desc, turn, id`.
 pub(super) fn queue_order(priority: i16, turn: i64, id: Uuid) -> (Reverse<i16>, i64, Uuid) {
     (Reverse(priority), turn, id)
 }
 
-/// What came of a claim.
+/// The result of a claim.
 #[derive(Debug, Default)]
 pub struct Claims {
-    /// In queue order.
+    /// The claimed tasks, in queue order.
     pub tasks: Vec<Claimed>,
-    /// How many are blocked by rules and were parked.
-    pub parked: usize,
-    /// How many were left alone because somebody else holds a slot that they look at.
+    /// How many tasks rules blocked and moved out of the queue.
+    pub blocked: usize,
+    /// How many tasks were skipped because another transaction holds a slot that they need.
     pub busy: usize,
-    /// The queue, or a parking that was recheck, may hold more.
+    /// Whether the queue, or a rechecked group, may hold more tasks.
     pub more: bool,
-    /// Tasks were left alone because their rules name these, which are not known.
+    /// Matchers that are not registered. Tasks whose rules name them were skipped.
     pub unknown: BTreeSet<RuleMatcher>,
 }
 
-/// What the actions of the tasks that are claimed at once may have in all; the first is claimed however large it is.
+/// The most bytes of actions that one claim takes. The first task is claimed however large it is.
 pub(super) const CLAIM_BYTES: i64 = 8 * 1024 * 1024;
 
-/// Claims up to `limit` tasks, of the first `look` in the queue. The transaction must have begun as a claim.
-pub async fn claim(tx: &mut Tx, limit: usize, look: usize, lease: Duration) -> Result<Claims> {
+/// Claims up to `limit` tasks among the first `window` of the queue, in queue order. The transaction must have begun by
+/// [`Session::begin_claim`](crate::store::Session::begin_claim).
+pub async fn claim(tx: &mut Tx, limit: usize, window: usize, lease: Duration) -> Result<Claims> {
     let matchers = matchers::all(tx).await?;
     let mut claims = if matchers.is_idle() {
-        let First { mut tasks, looked, ruled } = claim_first(tx, limit, lease).await?;
-        let mut more = tasks.len() == limit || i64::try_from(tasks.len()).is_ok_and(|claimed| claimed < looked);
+        let UnruledClaim { mut tasks, read, ruled } = claim_unruled(tx, limit, lease).await?;
+        let mut more = tasks.len() == limit || i64::try_from(tasks.len()).is_ok_and(|claimed| claimed < read);
         let mut unknown = BTreeSet::new();
         if ruled > 0 {
-            // Tasks with rules that nobody knew of when this began: they are judged, or their matchers named.
+            // Tasks with rules were committed after this claim began: they are judged, or their matchers named.
             let by_rules = claim_by_rules(tx, &matchers, limit, limit, lease).await?;
             more = by_rules.more;
             tasks.extend(by_rules.tasks);
@@ -81,13 +82,14 @@ pub async fn claim(tx: &mut Tx, limit: usize, look: usize, lease: Duration) -> R
         }
         Claims { tasks, more, unknown, ..Claims::default() }
     } else {
-        claim_by_rules(tx, &matchers, limit, look.max(limit), lease).await?
+        claim_by_rules(tx, &matchers, limit, window.max(limit), lease).await?
     };
     claims.tasks.sort_unstable_by_key(|claimed| queue_order(claimed.priority, claimed.turn, claimed.id));
-    fairness::taken(tx, &claims.tasks).await?;
+    fairness::record_turns(tx, &claims.tasks).await?;
     Ok(claims)
 }
 
+/// The row of a claimed task.
 pub(super) struct ClaimedRow {
     pub id: Uuid,
     pub batch_id: Uuid,
@@ -100,16 +102,18 @@ pub(super) struct ClaimedRow {
     pub last_updated: chrono::DateTime<chrono::Utc>,
 }
 
-/// What came of a claim that looks at no rules.
-struct First {
+/// The result of a claim that judges no rules.
+struct UnruledClaim {
     tasks: Vec<Claimed>,
-    /// How many were looked at: those that were not claimed are too large to go with the others, or carry rules.
-    looked: i64,
+    /// How many tasks were read. Those that were not claimed are too large to go with the others, or have rules.
+    read: i64,
+    /// How many of them have rules.
     ruled: i64,
 }
 
-/// Literals are right here: they select the partial index.
-async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<First> {
+/// Claims the first tasks of the queue, except those with rules. The status is a literal, so that the planner can use
+/// the partial index.
+async fn claim_unruled(tx: &mut Tx, limit: usize, lease: Duration) -> Result<UnruledClaim> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
     let rows = sqlx::query!(
         r#"with picked as materialized (
@@ -145,7 +149,7 @@ async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<First
     )
     .fetch_all(tx.conn().await?)
     .await?;
-    let (looked, ruled) = rows.first().map_or((0, 0), |row| (row.looked, row.ruled));
+    let (read, ruled) = rows.first().map_or((0, 0), |row| (row.looked, row.ruled));
     let moved = rows.into_iter().filter_map(|row| {
         Some(ClaimedRow {
             id: row.id?,
@@ -160,14 +164,15 @@ async fn claim_first(tx: &mut Tx, limit: usize, lease: Duration) -> Result<First
         })
     });
     let moved = moved.collect();
-    Ok(First { tasks: claimed(tx, moved)?, looked, ruled })
+    Ok(UnruledClaim { tasks: record_claims(tx, moved)?, read, ruled })
 }
 
-pub(super) fn claimed(tx: &mut Tx, rows: Vec<ClaimedRow>) -> Result<Vec<Claimed>> {
+/// Reports the moves of claimed rows to the transaction, and reads their actions.
+pub(super) fn record_claims(tx: &mut Tx, rows: Vec<ClaimedRow>) -> Result<Vec<Claimed>> {
     let mut claimed = Vec::with_capacity(rows.len());
     for ClaimedRow { id, batch_id, run, claim, attempt, priority, turn, actions, last_updated } in rows {
         let moved = Moved { id, batch_id, run, attempt, last_updated };
-        moved.note(tx, Status::Pending, Status::Claimed, Cause::Claim.as_str(), None);
+        moved.record(tx, Status::Pending, Status::Claimed, Cause::Claim.as_str(), None);
         let bytes = actions.as_ref().map_or(0, String::len);
         let actions = actions.as_deref().map(serde_json::from_str::<Actions>).transpose();
         let actions = actions.map_err(|error| Error::corrupt(format!("actions of task {id}: {error}")))?;
@@ -177,7 +182,7 @@ pub(super) fn claimed(tx: &mut Tx, rows: Vec<ClaimedRow>) -> Result<Vec<Claimed>
     Ok(claimed)
 }
 
-/// For how many seconds the task at the head of the queue has been in it.
+/// Returns for how many seconds the task at the head of the queue has been in it.
 pub async fn queue_age(store: &Store) -> Result<f64> {
     let first = sqlx::query_scalar!(
         r#"select extract(epoch from coalesce($1, statement_timestamp()) - last_updated)::double precision as "age!" from task

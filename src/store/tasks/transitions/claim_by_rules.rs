@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::claim::{CLAIM_BYTES, Claimed, ClaimedRow, Claims, claimed, queue_order};
+use super::claim::{CLAIM_BYTES, Claimed, ClaimedRow, Claims, queue_order, record_claims};
 use crate::domain::admission::{self, Admission, Candidate, Rule, SlotLimit};
 use crate::domain::task::Flags;
 use crate::domain::task::status::Status;
@@ -16,41 +16,44 @@ use crate::store::admission::matchers::Matchers;
 use crate::store::admission::{MatcherKey, slots};
 use crate::store::{Error, Result, Tx};
 
-/// What the rules look at of the tasks that are read at once may have in all.
+/// The most bytes of metadata, as far as rules read it, that one statement returns.
 const SPEC_BYTES: i64 = 4 * 1024 * 1024;
 
-/// A locked task at the head of the queue or of a parking.
+/// A locked task at the head of the queue or of a blocked group.
 struct QueueHead {
     id: Uuid,
     priority: i16,
     turn: i64,
+    /// The blocked group that the task is in.
     parked_on: Option<i64>,
+    /// The work that it has left.
     remaining: i64,
     bytes: i32,
 }
 
-/// What the rules look at, for tasks that carry some or occupy slots.
+/// The specification of a task that has rules or occupies slots, as far as rules read it.
 struct Spec {
     kind: String,
     metadata: Option<Value>,
     rules: Vec<Rule>,
 }
 
+/// Claims up to `limit` tasks among the first `window` of the queue and the first of the blocked groups to recheck.
 pub(super) async fn claim_by_rules(
     tx: &mut Tx,
     matchers: &Matchers,
     limit: usize,
-    look: usize,
+    window: usize,
     lease: Duration,
 ) -> Result<Claims> {
-    let mut heads = lock_first(tx, look).await?;
-    let mut more = heads.len() == look;
+    let mut heads = lock_first(tx, window).await?;
+    let mut more = heads.len() == window;
     let mut recheck = slots::to_recheck(tx).await?;
     if !recheck.is_empty() {
         heads.extend(lock_blocked(tx, &recheck, limit).await?);
         heads.sort_unstable_by_key(|head| queue_order(head.priority, head.turn, head.id));
     }
-    // Before anything is judged: what is blocked is so by those before it.
+    // The cut comes before the judgement: no task may be blocked by one that is then cut.
     let mut before = 0;
     heads.retain(|head| {
         let fits = before == 0 || before + i64::from(head.bytes) <= CLAIM_BYTES;
@@ -63,19 +66,19 @@ pub(super) async fn claim_by_rules(
     let known = |rule: &Rule| !unknown.contains(rule.matcher());
     heads.retain(|head| specs.get(&head.id).is_none_or(|spec| spec.rules.iter().all(known)));
 
-    // Every slot that is looked at or taken, locked at once.
+    // All slots that these tasks need are locked at once.
     let mut keys: BTreeSet<MatcherKey> = BTreeSet::new();
     for spec in heads.iter().filter_map(|head| specs.get(&head.id)) {
         keys.extend(spec.keys(matchers));
     }
-    let of_recheck: BTreeSet<i64> = recheck.values().flatten().map(|limit| limit.slot).collect();
-    let mut locked = slots::lock(tx, keys, &of_recheck).await?;
-    // What looks at a slot that somebody else holds is looked at another time.
+    let recheck_slots: BTreeSet<i64> = recheck.values().flatten().map(|limit| limit.slot).collect();
+    let mut locked = slots::lock(tx, keys, &recheck_slots).await?;
+    // Tasks and groups that need a slot held by another transaction are left for a later claim.
     recheck.retain(|_, limits| limits.iter().all(|limit| !locked.is_busy(limit.slot)));
-    let looked_up = |key: &MatcherKey| locked.id(key).is_some();
-    let looked_at = heads.len();
-    heads.retain(|head| specs.get(&head.id).is_none_or(|spec| spec.keys(matchers).iter().all(looked_up)));
-    let busy = looked_at - heads.len();
+    let is_locked = |key: &MatcherKey| locked.id(key).is_some();
+    let all_heads = heads.len();
+    heads.retain(|head| specs.get(&head.id).is_none_or(|spec| spec.keys(matchers).iter().all(is_locked)));
+    let busy = all_heads - heads.len();
     let candidates: Vec<Candidate> = heads
         .iter()
         .map(|head| {
@@ -93,7 +96,7 @@ pub(super) async fn claim_by_rules(
         .map(|(head, candidate, _)| (head.id, candidate.limits.as_slice()))
         .collect();
     slots::block(tx, &blocked).await?;
-    let parked = judged().filter(|(head, _, v)| *v == Admission::Blocked && head.parked_on.is_none()).count();
+    let newly_blocked = judged().filter(|(head, _, v)| *v == Admission::Blocked && head.parked_on.is_none()).count();
 
     if !recheck.is_empty() {
         let is_open = |limits: &[SlotLimit]| {
@@ -101,22 +104,23 @@ pub(super) async fn claim_by_rules(
         };
         let (open, closed): (Vec<_>, Vec<_>) = recheck.iter().partition(|(_, limits)| is_open(limits));
         let ids = |of: Vec<(&i64, &Vec<SlotLimit>)>| of.into_iter().map(|(id, _)| *id).collect::<Vec<i64>>();
-        // What is left although its limits are open is locked by somebody, unless there was no room for it.
-        more |= slots::looked_at(tx, &ids(closed), &ids(open)).await? && !tasks.is_empty();
+        // Tasks left in an open group are locked by another transaction, unless there was no room for them.
+        more |= slots::finish_recheck(tx, &ids(closed), &ids(open)).await? && !tasks.is_empty();
     }
-    Ok(Claims { tasks, parked, busy, more, unknown })
+    Ok(Claims { tasks, blocked: newly_blocked, busy, more, unknown })
 }
 
 impl Spec {
-    /// Every slot that the task would occupy or that one of its rules looks at.
+    /// Returns every slot that the task would occupy or that one of its rules limits.
     fn keys(&self, matchers: &Matchers) -> Vec<MatcherKey> {
         let metadata = self.metadata.as_ref();
-        let judged = self.rules.iter().filter_map(|rule| matchers.judged(rule, metadata));
-        matchers.occupied(&self.kind, metadata).into_iter().chain(judged).collect()
+        let limited = self.rules.iter().filter_map(|rule| matchers.limited_slot(rule, metadata));
+        matchers.occupied(&self.kind, metadata).into_iter().chain(limited).collect()
     }
 }
 
-async fn lock_first(tx: &mut Tx, look: usize) -> Result<Vec<QueueHead>> {
+/// Locks the first tasks of the queue, skipping locked ones.
+async fn lock_first(tx: &mut Tx, window: usize) -> Result<Vec<QueueHead>> {
     Ok(sqlx::query_as!(
         QueueHead,
         r#"with first as materialized (
@@ -129,13 +133,14 @@ async fn lock_first(tx: &mut Tx, look: usize) -> Result<Vec<QueueHead>> {
            from first f cross join lateral (
                select coalesce(octet_length(actions), 0) as bytes from task_spec where id = f.id offset 0
            ) s"#,
-        i64::try_from(look).unwrap_or(i64::MAX),
+        i64::try_from(window).unwrap_or(i64::MAX),
     )
     .fetch_all(tx.conn().await?)
     .await?)
 }
 
-/// The first of those parked where something has become free: as many as there may be room for, seen without locks.
+/// Locks the first tasks of the blocked groups to recheck: as many as there may be room for, by the slots read without
+/// locks.
 async fn lock_blocked(tx: &mut Tx, recheck: &BTreeMap<i64, Vec<SlotLimit>>, limit: usize) -> Result<Vec<QueueHead>> {
     let groups: Vec<i64> = recheck.keys().copied().collect();
     Ok(sqlx::query_as!(
@@ -162,8 +167,8 @@ async fn lock_blocked(tx: &mut Tx, recheck: &BTreeMap<i64, Vec<SlotLimit>>, limi
     .await?)
 }
 
-/// Read after the tasks were locked: what they say may have changed until then. Of the metadata only what the rules look at,
-/// and no more at a time than a bound: some of it may be large.
+/// Reads the specifications of locked tasks, which may have changed until the lock. Of the metadata it reads only the
+/// fields that rules name, and at most [`SPEC_BYTES`] at a time, because some values may be large.
 async fn specs(tx: &mut Tx, matchers: &Matchers, heads: &[QueueHead]) -> Result<HashMap<Uuid, Spec>> {
     let mut left: Vec<Uuid> = heads.iter().map(|head| head.id).collect();
     let mut specs = HashMap::new();
@@ -207,14 +212,16 @@ async fn specs(tx: &mut Tx, matchers: &Matchers, heads: &[QueueHead]) -> Result<
     Ok(specs)
 }
 
+/// Builds the candidate that the domain judges.
 fn candidate(matchers: &Matchers, locked: &slots::LockedSlots, head: &QueueHead, spec: &Spec) -> Candidate {
     let metadata = spec.metadata.as_ref();
-    let judged = |rule| locked.id(&matchers.judged(rule, metadata)?).map(|slot| (rule, slot));
+    let limited = |rule| locked.id(&matchers.limited_slot(rule, metadata)?).map(|slot| (rule, slot));
     let mut takes: Vec<i64> = matchers.occupied(&spec.kind, metadata).iter().filter_map(|key| locked.id(key)).collect();
     takes.sort_unstable();
-    Candidate { takes, remaining: head.remaining, limits: admission::limits(spec.rules.iter().filter_map(judged)) }
+    Candidate { takes, remaining: head.remaining, limits: admission::limits(spec.rules.iter().filter_map(limited)) }
 }
 
+/// Writes the claims of the admitted tasks, with the slots that they take.
 async fn claim_admitted(tx: &mut Tx, admitted: &[(&QueueHead, &Candidate)], lease: Duration) -> Result<Vec<Claimed>> {
     if admitted.is_empty() {
         return Ok(Vec::new());
@@ -253,5 +260,5 @@ async fn claim_admitted(tx: &mut Tx, admitted: &[(&QueueHead, &Candidate)], leas
             tx.slot(*slot, 1, candidate.remaining);
         }
     }
-    claimed(tx, rows)
+    record_claims(tx, rows)
 }

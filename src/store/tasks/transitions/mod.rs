@@ -1,6 +1,6 @@
-//! The only writer of `task.status` after a task was created. [`apply`] takes what the domain decided. Four transitions need
-//! no decision, and each is one statement: [`claim`], [`started`], [`give_back`] and [`release_due`]. A test holds that
-//! each of them goes a way that the domain allows.
+//! The only writer of `task.status` after a task is created. [`apply`] writes what the domain decided. Four transitions
+//! need no decision: [`claim()`], [`started`], [`give_back`] and [`release_due`]. Each is one statement, except a claim
+//! under rules. A test checks that each is a transition that the domain allows. Nothing here decides one.
 
 mod claim;
 mod claim_by_rules;
@@ -25,18 +25,20 @@ pub use claim::{Claimed, Claims, claim, queue_age};
 use propagate::propagate;
 pub use undecided::{Started, StartedClaim, give_back, next_release, release_due, started};
 
-/// Writes the transitions with all their effects, and then those that follow from them.
-/// The rows must have been locked by this transaction; `moment` is the one at which was decided.
+/// Writes transitions with all their effects, and the transitions that follow from them. The transaction must have
+/// locked the tasks; `moment` is the moment of the decision.
 pub async fn apply(tx: &mut Tx, transitions: &[Transition], moment: Moment) -> Result<()> {
-    apply_but(tx, transitions, None, moment).await
+    apply_outside(tx, transitions, None, moment).await
 }
 
-/// The same while everything alive of a batch is being canceled: nothing of it is looked for as a dead end.
+/// Writes transitions as [`apply`] does, while the batch is being stopped: its own tasks are not searched for dead
+/// ends.
 pub async fn apply_stop(tx: &mut Tx, batch_id: Uuid, transitions: &[Transition], moment: Moment) -> Result<()> {
-    apply_but(tx, transitions, Some(batch_id), moment).await
+    apply_outside(tx, transitions, Some(batch_id), moment).await
 }
 
-async fn apply_but(tx: &mut Tx, transitions: &[Transition], stopped: Option<Uuid>, moment: Moment) -> Result<()> {
+/// Writes transitions, and searches for dead ends outside the `stopped` batch.
+async fn apply_outside(tx: &mut Tx, transitions: &[Transition], stopped: Option<Uuid>, moment: Moment) -> Result<()> {
     if transitions.is_empty() {
         return Ok(());
     }
@@ -50,13 +52,15 @@ async fn apply_but(tx: &mut Tx, transitions: &[Transition], stopped: Option<Uuid
     let tells = |t: &&Transition| t.task().flags.has(Flags::TELLS_PARENTS) && t.ends_badly();
     let ended: Vec<Uuid> = transitions.iter().chain(&following).filter(tells).map(|t| t.task().id).collect();
     if !ended.is_empty() {
-        // None of their children is alive, so nothing follows from these but what is above them, which is among them.
-        let (canceled, moment) = dead_ends::found(tx, &ended, stopped, moment).await?;
+        // A dead end has no alive child. So its cancellation affects only its parents, and those are among the dead
+        // ends.
+        let (canceled, moment) = dead_ends::find(tx, &ended, stopped, moment).await?;
         write(tx, &canceled, moment.now).await?;
     }
     Ok(())
 }
 
+/// Writes transitions with their effects on slots, attempts, notifications and counters.
 async fn write(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> Result<()> {
     if transitions.is_empty() {
         return Ok(());
@@ -83,7 +87,7 @@ async fn write(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> R
     Ok(())
 }
 
-/// What tasks occupied is free when they leave, with as much as they have left to do by now.
+/// Releases the slots of tasks that stop executing, with the work that each has left by now.
 async fn release_slots(tx: &mut Tx, transitions: &[Transition]) -> Result<()> {
     let leaving: Vec<&Transition> = transitions.iter().filter(|t| !t.freed().is_empty()).collect();
     if leaving.is_empty() {
@@ -106,6 +110,7 @@ async fn release_slots(tx: &mut Tx, transitions: &[Transition]) -> Result<()> {
     Ok(())
 }
 
+/// Updates the rows of the tasks, and fails if one is not in the status and run that was decided on.
 async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc>) -> Result<()> {
     macro_rules! column {
         ($transition:ident => $value:expr) => {
@@ -155,6 +160,7 @@ async fn update_tasks(tx: &mut Tx, transitions: &[Transition], now: DateTime<Utc
     }
 }
 
+/// Counts a transition in the metrics.
 fn count(tx: &mut Tx, transition: &Transition) {
     let task = transition.task();
     if transition.cause() == Cause::Manual && transition.from() != task.status {

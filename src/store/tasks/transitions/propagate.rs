@@ -1,4 +1,5 @@
-//! What the end of tasks does to the tasks below them.
+//! Propagation: what the end of tasks does to their descendants. The domain decides; this file finds and locks the
+//! tasks concerned. It never looks upward (`graph::dead_ends` does).
 
 use std::collections::HashSet;
 
@@ -11,45 +12,49 @@ use crate::domain::task::{Flags, Task};
 use crate::store::tasks::lock;
 use crate::store::{Result, Tx};
 
-/// One pass, however deep the graph is: the whole cascade is found by one query, which goes on from alive tasks only,
-/// locked by another and written like any other transitions.
+/// Writes the transitions that follow from settled tasks, and returns them. However deep the graph is, one query finds
+/// the whole cascade, going on from alive tasks only, and another locks it.
 pub(super) async fn propagate(tx: &mut Tx, settled: &[Settled], moment: Moment) -> Result<Vec<Transition>> {
-    let mut below = Below::find(tx, settled).await?;
-    let mut locked = lock::by_ids(tx, &below.children).await?;
-    // Links never change, except that a task may get children in a new batch as long as nobody holds it. One that was
-    // locked only now may have got some since the links were read; and one that had ended then may be alive again.
-    while locked.tasks.iter().any(|task| task.flags.has(Flags::IN_OTHER_BATCHES) || below.stopped_short_of(task)) {
-        let again = Below::find(tx, settled).await?;
-        let known = again.children == below.children;
-        below = again;
+    let mut downstream = Downstream::find(tx, settled).await?;
+    let mut locked = lock::by_ids(tx, &downstream.children).await?;
+    // Links never change, except that a task may get children in a new batch while no transaction holds it. A task that
+    // was locked only now may have got some since the links were read, and a task that had ended then may be alive
+    // again.
+    let is_incomplete =
+        |found: &Downstream, task: &Task| task.flags.has(Flags::IN_OTHER_BATCHES) || found.misses_children_of(task);
+    while locked.tasks.iter().any(|task| is_incomplete(&downstream, task)) {
+        let again = Downstream::find(tx, settled).await?;
+        let known = again.children == downstream.children;
+        downstream = again;
         if known {
             break;
         }
-        locked = lock::by_ids(tx, &below.children).await?;
+        locked = lock::by_ids(tx, &downstream.children).await?;
     }
-    // They may have changed after those above them were locked.
+    // Children may have changed after their parents were locked.
     let moment = moment.not_before(locked.moment);
-    let following = graph::propagate(settled, &below.edges, &locked.tasks, moment);
+    let following = graph::propagate(settled, &downstream.edges, &locked.tasks, moment);
     write(tx, &following, moment.now).await?;
     Ok(following)
 }
 
 /// Everything that the end of some tasks can reach.
-struct Below {
+struct Downstream {
     edges: Vec<Edge>,
-    /// In order, each once.
+    /// All children, in order, each once.
     children: Vec<Uuid>,
-    /// Those that fall if they are alive.
-    needy: HashSet<Uuid>,
+    /// Children that fail if they are alive.
+    failing: HashSet<Uuid>,
+    /// Tasks whose children are known.
     parents: HashSet<Uuid>,
 }
 
-impl Below {
-    async fn find(tx: &mut Tx, settled: &[Settled]) -> Result<Below> {
+impl Downstream {
+    async fn find(tx: &mut Tx, settled: &[Settled]) -> Result<Downstream> {
         let (good, bad): (Vec<Settled>, Vec<Settled>) = settled.iter().partition(|s| s.outcome().is_success());
         let ids = |of: &[Settled]| of.iter().map(|s| s.id()).collect::<Vec<Uuid>>();
-        // `offset 0` keeps the look-ups one by one over the key: without statistics, or with those of flat graphs, a
-        // hash join over the whole table was chosen for every level (7 s for a chain of 10,000, instead of 0.3 s).
+        // `offset 0` makes each lookup go by the key: without statistics, or with those of flat graphs, the planner
+        // chose a hash join over the whole table for every level (7 s for a chain of 10,000, instead of 0.3 s).
         let edges = sqlx::query!(
             r#"with recursive falling(id) as (
                    select unnest($2::uuid[])
@@ -73,15 +78,15 @@ impl Below {
         children.sort_unstable();
         children.dedup();
         let good: HashSet<Uuid> = good.iter().map(|s| s.id()).collect();
-        let falls = |edge: &&Edge| edge.requires_success && !good.contains(&edge.parent);
-        let needy = edges.iter().filter(falls).map(|edge| edge.child).collect();
+        let fails = |edge: &&Edge| edge.requires_success && !good.contains(&edge.parent);
+        let failing = edges.iter().filter(fails).map(|edge| edge.child).collect();
         let parents = edges.iter().map(|edge| edge.parent).collect();
-        Ok(Below { edges, children, needy, parents })
+        Ok(Downstream { edges, children, failing, parents })
     }
 
-    /// It falls, and what is below it was not looked for.
-    fn stopped_short_of(&self, task: &Task) -> bool {
-        let goes_on = !task.status.is_terminal() && task.flags.has(Flags::HAS_CHILDREN);
-        goes_on && self.needy.contains(&task.id) && !self.parents.contains(&task.id)
+    /// Whether the task fails and its children were not searched, because it had ended when the links were read.
+    fn misses_children_of(&self, task: &Task) -> bool {
+        let has_cascade = !task.status.is_terminal() && task.flags.has(Flags::HAS_CHILDREN);
+        has_cascade && self.failing.contains(&task.id) && !self.parents.contains(&task.id)
     }
 }

@@ -1,4 +1,5 @@
-//! The transitions that need no decision: one guarded, set-based statement each.
+//! The transitions that need no decision, except claims: one guarded, set-based statement each. None of them waits for
+//! a locked task.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,7 +14,7 @@ use crate::store::tasks::row::read_status;
 use crate::store::{Result, Tx};
 use crate::wake::Hints;
 
-/// A row that one of the single statements has moved.
+/// A task that one of these statements has moved.
 pub(super) struct Moved {
     pub id: Uuid,
     pub batch_id: Uuid,
@@ -23,28 +24,29 @@ pub(super) struct Moved {
 }
 
 impl Moved {
-    pub fn note(&self, tx: &mut Tx, from: Status, to: Status, cause: &'static str, reason: Option<String>) {
+    /// Reports the move to the transaction.
+    pub fn record(&self, tx: &mut Tx, from: Status, to: Status, cause: &'static str, reason: Option<String>) {
         let Moved { id, batch_id, run, attempt, last_updated } = *self;
         tx.moved(id, Move { batch_id, from: Some(from), to, cause, run, attempt, reason }, last_updated);
     }
 }
 
-/// What came of writing that calls were answered.
+/// The result of [`started`].
 #[derive(Debug, Default)]
 pub struct Started {
-    /// Those that somebody else has locked. Nothing was written about them.
+    /// Claims whose task another transaction has locked. Nothing was written about them.
     pub busy: HashSet<ClaimId>,
 }
 
-/// A call that was answered with 2xx, or needed none.
+/// A claim whose call was answered with 2xx, or that needed no call.
 #[derive(Clone, Debug)]
 pub struct StartedClaim {
     pub claim: ClaimId,
-    /// What of the answer could not be taken, and why, for the audit trail.
+    /// The part of the answer that was ignored, and why, for the audit trail.
     pub ignored: Option<String>,
 }
 
-/// Claimed → Running, for those that this instance still holds by this claim. Waits for nobody.
+/// Claimed → Running, for claims that this instance still has. Skips locked tasks.
 pub async fn started(tx: &mut Tx, starts: &[StartedClaim]) -> Result<Started> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
     let mut claims: Vec<ClaimId> = starts.iter().map(|start| start.claim).collect();
@@ -86,14 +88,14 @@ pub async fn started(tx: &mut Tx, starts: &[StartedClaim]) -> Result<Started> {
         {
             let moved = Moved { id: row.id, batch_id, run, attempt, last_updated };
             let reason = ignored.get(&row.id).map(|why| (*why).to_owned());
-            moved.note(tx, Status::Claimed, Status::Running, Cause::Start.as_str(), reason);
+            moved.record(tx, Status::Claimed, Status::Running, Cause::Start.as_str(), reason);
         }
     }
     Ok(Started { busy })
 }
 
-/// Claimed → Pending, for work that this instance gives back unstarted. What somebody else holds comes back when its lease
-/// ends.
+/// Claimed → Pending, for claims that this instance gives back unstarted. Skips locked tasks, which return when their
+/// lease ends.
 pub async fn give_back(tx: &mut Tx, claims: &[ClaimId]) -> Result<u64> {
     let (now, by) = (tx.store.clock().param(), tx.store.instance());
     let (ids, numbers): (Vec<Uuid>, Vec<i32>) = claims.iter().copied().unzip();
@@ -119,7 +121,7 @@ pub async fn give_back(tx: &mut Tx, claims: &[ClaimId]) -> Result<u64> {
     for row in &rows {
         let (id, batch_id, run, attempt) = (row.id, row.batch_id, row.run, row.attempt);
         let moved = Moved { id, batch_id, run, attempt, last_updated: row.last_updated };
-        moved.note(tx, Status::Claimed, Status::Pending, "given_back", None);
+        moved.record(tx, Status::Claimed, Status::Pending, "given_back", None);
         for slot in row.slots.iter().flatten() {
             tx.slot(*slot, -1, -row.remaining);
         }
@@ -127,7 +129,7 @@ pub async fn give_back(tx: &mut Tx, claims: &[ClaimId]) -> Result<u64> {
     Ok(rows.len() as u64)
 }
 
-/// RetryPending → Pending for what is due, and tasks whose `run_at` has come into the queue.
+/// RetryPending → Pending for tasks whose retry is due. Also lets tasks whose `run_at` has come into the queue.
 pub async fn release_due(tx: &mut Tx, limit: i64) -> Result<u64> {
     let now = tx.store.clock().param();
     let rows = sqlx::query!(
@@ -151,7 +153,7 @@ pub async fn release_due(tx: &mut Tx, limit: i64) -> Result<u64> {
     for row in &rows {
         let (id, batch_id, run, attempt) = (row.id, row.batch_id, row.run, row.attempt);
         let moved = Moved { id, batch_id, run, attempt, last_updated: row.last_updated };
-        moved.note(tx, read_status(&row.from)?, Status::Pending, Cause::RetryDue.as_str(), None);
+        moved.record(tx, read_status(&row.from)?, Status::Pending, Cause::RetryDue.as_str(), None);
     }
     if !rows.is_empty() {
         tx.hint(Hints::START);
@@ -159,7 +161,7 @@ pub async fn release_due(tx: &mut Tx, limit: i64) -> Result<u64> {
     Ok(rows.len() as u64)
 }
 
-/// Seconds until the next retry or `run_at` is due; negative when one has passed.
+/// Returns the seconds until the next retry or `run_at` is due; negative when one has passed.
 pub async fn next_release(tx: &mut Tx) -> Result<Option<f64>> {
     let now = tx.store.clock().param();
     Ok(sqlx::query_scalar!(
