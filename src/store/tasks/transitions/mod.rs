@@ -3,7 +3,6 @@
 //! under rules. A test checks that each is a transition that the domain allows. Nothing here decides one.
 
 mod claim;
-mod claim_by_rules;
 mod propagate;
 mod undecided;
 

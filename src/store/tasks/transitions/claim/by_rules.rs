@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::claim::{CLAIM_BYTES, Claimed, ClaimedRow, Claims, queue_order, record_claims};
+use super::{CLAIM_BYTES, Claimed, ClaimedRow, Claims, queue_order, record_claims};
 use crate::domain::admission::{self, Admission, Candidate, Rule, SlotLimit};
 use crate::domain::task::Flags;
 use crate::domain::task::status::Status;

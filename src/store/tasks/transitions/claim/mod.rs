@@ -2,13 +2,14 @@
 //! otherwise `claim_by_rules` does it. A claim waits for no locked task and never takes a task with rules without
 //! judging them.
 
+mod by_rules;
+
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::claim_by_rules::claim_by_rules;
 use super::undecided::Moved;
 use crate::domain::admission::RuleMatcher;
 use crate::domain::task::Flags;
@@ -18,6 +19,8 @@ use crate::domain::webhook::{Action, Actions};
 use crate::store::admission::{fairness, matchers};
 use crate::store::tasks::lease::ClaimId;
 use crate::store::{Error, Result, Store, Tx};
+
+use by_rules::claim_by_rules;
 
 /// A claimed task, with what its start needs.
 #[derive(Clone, Debug)]
