@@ -12,16 +12,15 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::config::{Command, Config};
-use crate::database;
 use crate::handle::Handles;
 use crate::http::{self, Api, Authenticator, Bodies};
 use crate::loops::audit::Audit;
-use crate::loops::counters::Counters;
+use crate::loops::deferred_counters::Counters;
 use crate::loops::deliver::{self, Deliver};
 use crate::loops::liveness::Liveness;
 use crate::loops::retention::Retention;
 use crate::loops::retry::Retry;
-use crate::loops::start::lease::LeaseKeeper;
+use crate::loops::start::lease_keeper::LeaseKeeper;
 use crate::loops::start::{self, Start};
 use crate::loops::supervisor::Supervisor;
 use crate::loops::timeout::Timeout;
@@ -30,7 +29,7 @@ use crate::output::print;
 use crate::service::Service;
 use crate::store::Store;
 use crate::webhook::{self, Client};
-use crate::{bench, doctor, telemetry};
+use crate::{bench, doctor, postgres_errors, telemetry};
 
 /// Time limit of each last step of the shutdown: open connections, requests in progress, background work.
 const LAST_STEPS: Duration = Duration::from_secs(2);
@@ -90,13 +89,13 @@ async fn start_postgres(config: &Config) -> Result<PrivatePostgres, String> {
         extra: vec![("max_connections".into(), connections)],
         ..Settings::new("reprise", &settings.reprise_data_dir)
     };
-    PrivatePostgres::open(settings).await.map_err(|error| database::explain(&error))
+    PrivatePostgres::open(settings).await.map_err(|error| postgres_errors::explain(&error))
 }
 
 /// Waits until the private PostgreSQL fails, and returns why.
 async fn failed(private: Option<&PrivatePostgres>) -> String {
     match private {
-        Some(private) => database::explain(&private.failed().await),
+        Some(private) => postgres_errors::explain(&private.failed().await),
         None => std::future::pending().await,
     }
 }

@@ -17,10 +17,10 @@ pub mod telemetry;
 pub mod app;
 /// `reprise bench`: measures throughput and latency.
 pub mod bench;
-/// Errors of the private PostgreSQL, with the settings to change.
-pub mod database;
 /// `reprise doctor`: audits all counters and repairs them.
 pub mod doctor;
+/// Errors of the private PostgreSQL, with the settings to change.
+pub mod postgres_errors;
 
 /// The HTTP API: handlers, authentication, error answers.
 pub mod http;

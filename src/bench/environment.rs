@@ -13,7 +13,7 @@ use super::process::{self, ServiceProcess};
 use super::raw::RawDatabase;
 use super::wire::Peer;
 use crate::config::Config;
-use crate::database;
+use crate::postgres_errors;
 
 /// The smallest `max_connections` of the private PostgreSQL: enough for two services and one connection per client.
 const CONNECTIONS: u32 = 200;
@@ -192,7 +192,7 @@ impl Private {
             extra: vec![("max_connections".into(), connections)],
             ..Settings::new("reprise", parent.join(format!("bench-{}", std::process::id())))
         };
-        let embedded = Embedded::start(settings).await.map_err(|error| database::explain(&error))?;
+        let embedded = Embedded::start(settings).await.map_err(|error| postgres_errors::explain(&error))?;
         Ok(Private { embedded, parent: is_new.then(|| parent.clone()) })
     }
 

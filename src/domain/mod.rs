@@ -1,8 +1,6 @@
 //! The rules of the service as plain values and functions. Code here uses no database, network, clock or random
 //! numbers: callers pass such values in as arguments, so every rule can be tested as a table.
 
-/// Concurrency and capacity rules: which tasks may start.
-pub mod admission;
 /// Deduplication: which tasks of a request are new.
 pub mod dedupe;
 /// Dependencies: how the end or the retry of a task changes its children and parents.
@@ -15,6 +13,8 @@ pub mod matcher;
 pub mod request;
 /// Retry policies, failures, and the decision whether to retry.
 pub mod retry;
+/// Concurrency and capacity rules: which tasks may start.
+pub mod rules;
 #[cfg(test)]
 mod sample;
 /// A task, its statuses and its state machine.

@@ -13,8 +13,8 @@ use super::body::Body;
 use super::extract::{Id, Query};
 use super::tasks::next_cursor;
 use super::{Api, Problem};
-use crate::domain::admission::read_rules_change;
 use crate::domain::request::shapes::NewRules;
+use crate::domain::rules::read_rules_change;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::batches::list::BatchFilter;
 

@@ -6,12 +6,13 @@ mod body;
 mod deliveries;
 mod error;
 mod extract;
+mod health;
 mod host;
+mod metrics;
 mod openapi;
 mod retries;
 mod security;
 mod server;
-mod system;
 mod tasks;
 
 use std::any::Any;
@@ -109,7 +110,7 @@ async fn measure(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let status = response.status().as_u16().to_string();
     let labels = [("method", method), ("path", path), ("status", status)];
-    metrics::histogram!("reprise_http_request_duration_seconds", &labels).record(started.elapsed().as_secs_f64());
+    ::metrics::histogram!("reprise_http_request_duration_seconds", &labels).record(started.elapsed().as_secs_f64());
     response.headers_mut().entry("x-content-type-options").or_insert(HeaderValue::from_static("nosniff"));
     response
 }

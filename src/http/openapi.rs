@@ -7,7 +7,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Api, batches, deliveries, retries, security, system, tasks};
+use super::{Api, batches, deliveries, health, metrics, retries, security, tasks};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -47,9 +47,9 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(batches::change_rules))
         .routes(routes!(deliveries::list))
         .routes(routes!(deliveries::redeliver))
-        .routes(routes!(system::health))
-        .routes(routes!(system::ready))
-        .routes(routes!(system::metrics));
+        .routes(routes!(health::health))
+        .routes(routes!(health::ready))
+        .routes(routes!(metrics::metrics));
     security::describe(routes.get_openapi_mut());
     routes
 }

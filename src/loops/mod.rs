@@ -2,7 +2,7 @@
 //! next one is due. One generic `runner` calls it.
 
 pub mod audit;
-pub mod counters;
+pub mod deferred_counters;
 pub mod deliver;
 mod held_back;
 pub mod liveness;

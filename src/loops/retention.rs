@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use super::runner::{Loop, Tick};
-use crate::store::admission::{fairness, matchers, slots};
 use crate::store::batches::idempotency;
+use crate::store::rules::{fairness, matchers, slots};
 use crate::store::{self, Patience, Session, Store, retention};
 
 const LIMIT: i64 = 5000;

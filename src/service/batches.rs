@@ -3,14 +3,14 @@
 use uuid::Uuid;
 
 use super::{Error, Result, Service, no_batch};
-use crate::domain::admission::RulesChange;
+use crate::domain::rules::RulesChange;
 use crate::domain::task::lifecycle::{Event, Transition, decide};
 use crate::domain::task::status::Status;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
-use crate::store::admission::slots;
 use crate::store::batches::list::{self, BatchFilter};
 use crate::store::graph::dag;
 use crate::store::page::Page;
+use crate::store::rules::slots;
 use crate::store::tasks::{lock, transitions};
 use crate::store::{self, Session, batches, without_cancellation};
 

@@ -2,8 +2,6 @@
 //! settles counters, wake-ups and metrics when it commits. The store decides nothing about tasks (`domain` does) and
 //! makes no network call except to PostgreSQL.
 
-/// Admission of pending tasks: rules, their slots, and turns between fair keys.
-pub mod admission;
 /// Batches, and the idempotency keys of the requests that create them.
 pub mod batches;
 mod error;
@@ -25,6 +23,8 @@ pub mod page;
 pub mod policies;
 /// Deletion of old batches.
 pub mod retention;
+/// Admission of pending tasks: rules, their slots, and turns between fair keys.
+pub mod rules;
 mod secret;
 /// Tasks: statements that create, lock, move and read them.
 pub mod tasks;
@@ -70,8 +70,8 @@ pub struct StoreInner {
     instance: Uuid,
     retry: retry::RetryLimits,
     policies: policies::PolicyCache,
-    matchers: admission::matchers::MatcherCache,
-    fair_keys: admission::fairness::FairKeysInUse,
+    matchers: rules::matchers::MatcherCache,
+    fair_keys: rules::fairness::FairKeysInUse,
     ids: tasks::ids::Ids,
 }
 
@@ -111,8 +111,8 @@ impl Store {
             instance: Uuid::now_v7(),
             retry,
             policies: policies::PolicyCache::default(),
-            matchers: admission::matchers::MatcherCache::default(),
-            fair_keys: admission::fairness::FairKeysInUse::default(),
+            matchers: rules::matchers::MatcherCache::default(),
+            fair_keys: rules::fairness::FairKeysInUse::default(),
             ids: tasks::ids::Ids::default(),
         })))
     }

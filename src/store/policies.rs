@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-use super::admission::fairness;
+use super::rules::fairness;
 use super::{Actor, Error, Result, Session, Store, Tx, without_cancellation};
 use crate::domain::retry::policy::Policy;
 use crate::domain::view::{KindPolicy, Timestamp};

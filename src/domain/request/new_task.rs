@@ -10,14 +10,13 @@ use super::fields::Fields;
 use super::new_action::{read_action, read_actions};
 use super::new_policy::read_policy;
 use super::problems::Problems;
-use crate::domain::admission::{Rule, RuleTarget, read_rules};
-use crate::domain::json;
 use crate::domain::matcher::{DedupeMatcher, read_strategy};
-use crate::domain::retry;
 use crate::domain::retry::policy::Policy;
+use crate::domain::rules::{Rule, RuleTarget, read_rules};
 use crate::domain::task::Flags;
 use crate::domain::task::status::Status;
 use crate::domain::webhook::{Action, Actions};
+use crate::domain::{json, retry};
 
 /// The most lists of fields by which the tasks of one kind are compared. Each list costs a pass over all tasks of that
 /// kind in the request.

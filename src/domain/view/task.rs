@@ -8,9 +8,9 @@ use uuid::Uuid;
 
 use super::retry::{RetryPolicy, RetrySource};
 use super::{Metadata, Timestamp};
-use crate::domain::admission::Rule;
 use crate::domain::retry::failure::FailureType;
 use crate::domain::retry::policy::Policy;
+use crate::domain::rules::Rule;
 use crate::domain::task::Task;
 use crate::domain::task::status::Status;
 use crate::domain::webhook::Actions;

@@ -3,11 +3,11 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::document;
-use crate::domain::admission::read_rules_change;
 use crate::domain::request::new_policy::read_default_policy;
 use crate::domain::request::new_task::{RequestLimits, read_batch};
 use crate::domain::request::patch::{read_patch, read_progress, read_retry_request};
 use crate::domain::retry;
+use crate::domain::rules::read_rules_change;
 
 const LIMITS: RequestLimits = RequestLimits {
     tasks_per_batch: 10,
@@ -147,7 +147,7 @@ fn words_in_the_readers() -> BTreeSet<String> {
         include_str!("../../domain/matcher/mod.rs"),
         include_str!("../../domain/request/new_policy.rs"),
         include_str!("../../domain/request/patch.rs"),
-        include_str!("../../domain/admission/mod.rs"),
+        include_str!("../../domain/rules/mod.rs"),
     ];
     let is_word = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c == '_');
     sources.iter().flat_map(|source| source.split('"')).filter(is_word).map(String::from).collect()

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use super::answers::StartAnswer;
 use super::held::{HeldClaims, MayCall};
-use super::lease::LeaseKeeper;
+use super::lease_keeper::LeaseKeeper;
 use super::queue::{CallQueue, QueuedCall};
 use crate::domain::request::new_action::read_answered_action;
 use crate::domain::webhook::idempotency_key;

@@ -5,7 +5,7 @@
 pub mod answers;
 pub mod caller;
 mod held;
-pub mod lease;
+pub mod lease_keeper;
 mod queue;
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::runner::{Loop, Tick};
-use crate::store::admission::matchers;
+use crate::store::rules::matchers;
 use crate::store::tasks::transitions::{self, Claims};
 use crate::store::{self, Actor, Patience, Session, Store};
 use crate::wake::Hints;

@@ -3,4 +3,5 @@
 
 pub mod dag;
 pub mod dead_ends;
+pub(super) mod propagate;
 pub mod revive;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::domain::json::stored_len;
-use crate::store::admission::fairness;
+use crate::store::rules::fairness;
 use crate::store::tx::settle::SumDeltas;
 use crate::store::{Result, Tx};
 use crate::wake::Hints;

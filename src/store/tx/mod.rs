@@ -15,10 +15,10 @@ use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
-use super::admission::{matchers, slots};
 use super::batches::completion;
 use super::ledger::events::Move;
 use super::ledger::retry_stats;
+use super::rules::{matchers, slots};
 use super::{Result, Session, Store};
 use crate::domain::task::status::Status;
 use crate::wake::Hints;

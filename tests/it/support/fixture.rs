@@ -14,7 +14,7 @@ use reprise::loops::retention::Retention;
 use reprise::loops::retry::Retry;
 use reprise::loops::runner::Loop;
 use reprise::loops::start::answers::AnswerWriter;
-use reprise::loops::start::lease::LeaseKeeper;
+use reprise::loops::start::lease_keeper::LeaseKeeper;
 use reprise::loops::start::{self, Start};
 use reprise::loops::timeout::Timeout;
 use reprise::service::Service;

@@ -2,10 +2,16 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use std::collections::HashSet;
+
+use chrono::TimeDelta;
+
 use super::*;
 use crate::domain::retry::failure::{FailureType, Trigger};
 use crate::domain::sample::{self, at, failure, moment};
-use crate::domain::task::lifecycle::{Cause, Report};
+use crate::domain::task::Task;
+use crate::domain::task::lifecycle::{Cause, Event, Report, Settled, Transition, decide};
+use crate::domain::task::status::Status;
 
 mod lives;
 mod revive;

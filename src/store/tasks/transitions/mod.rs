@@ -3,8 +3,10 @@
 //! under rules. A test checks that each is a transition that the domain allows. Nothing here decides one.
 
 mod claim;
-mod propagate;
-mod undecided;
+mod give_back;
+mod moved;
+mod release_due;
+mod started;
 
 use std::collections::HashMap;
 
@@ -16,13 +18,15 @@ use crate::domain::retry::failure::{FailureType, Trigger};
 use crate::domain::task::Flags;
 use crate::domain::task::lifecycle::{AttemptOutcome, Cause, Moment, Settled, Transition};
 use crate::store::graph::dead_ends;
+use crate::store::graph::propagate::propagate;
 use crate::store::ledger::attempts;
 use crate::store::ledger::events::Move;
 use crate::store::{Error, Result, Tx, outbox};
 
 pub use claim::{Claimed, Claims, claim, queue_age};
-use propagate::propagate;
-pub use undecided::{Started, StartedClaim, give_back, next_release, release_due, started};
+pub use give_back::give_back;
+pub use release_due::{next_release, release_due};
+pub use started::{Started, StartedClaim, started};
 
 /// Writes transitions with all their effects, and the transitions that follow from them. The transaction must have
 /// locked the tasks; `moment` is the moment of the decision.
@@ -47,7 +51,12 @@ async fn apply_outside(tx: &mut Tx, transitions: &[Transition], stopped: Option<
         .filter(|t| t.task().flags.has(Flags::HAS_CHILDREN))
         .filter_map(Transition::settled)
         .collect();
-    let following = if parents.is_empty() { Vec::new() } else { propagate(tx, &parents, moment).await? };
+    let mut following = Vec::new();
+    if !parents.is_empty() {
+        let (transitions, moment) = propagate(tx, &parents, moment).await?;
+        write(tx, &transitions, moment.now).await?;
+        following = transitions;
+    }
     let tells = |t: &&Transition| t.task().flags.has(Flags::TELLS_PARENTS) && t.ends_badly();
     let ended: Vec<Uuid> = transitions.iter().chain(&following).filter(tells).map(|t| t.task().id).collect();
     if !ended.is_empty() {

@@ -9,11 +9,11 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{CLAIM_BYTES, Claimed, ClaimedRow, Claims, queue_order, record_claims};
-use crate::domain::admission::{self, Admission, Candidate, Rule, SlotLimit};
+use crate::domain::rules::{self, Admission, Candidate, Rule, SlotLimit};
 use crate::domain::task::Flags;
 use crate::domain::task::status::Status;
-use crate::store::admission::matchers::Matchers;
-use crate::store::admission::{MatcherKey, slots};
+use crate::store::rules::matchers::Matchers;
+use crate::store::rules::{MatcherKey, slots};
 use crate::store::{Error, Result, Tx};
 
 /// The most bytes of metadata, as far as rules read it, that one statement returns.
@@ -85,7 +85,7 @@ pub(super) async fn claim_by_rules(
             specs.get(&head.id).map_or_else(Candidate::default, |spec| candidate(matchers, &locked, head, spec))
         })
         .collect();
-    let verdicts = admission::admit(&candidates, &mut locked.slots, limit);
+    let verdicts = rules::admit(&candidates, &mut locked.slots, limit);
 
     let judged = || heads.iter().zip(&candidates).zip(&verdicts).map(|((head, candidate), v)| (head, candidate, *v));
     let admitted: Vec<(&QueueHead, &Candidate)> =
@@ -218,7 +218,7 @@ fn candidate(matchers: &Matchers, locked: &slots::LockedSlots, head: &QueueHead,
     let limited = |rule| locked.id(&matchers.limited_slot(rule, metadata)?).map(|slot| (rule, slot));
     let mut takes: Vec<i64> = matchers.occupied(&spec.kind, metadata).iter().filter_map(|key| locked.id(key)).collect();
     takes.sort_unstable();
-    Candidate { takes, remaining: head.remaining, limits: admission::limits(spec.rules.iter().filter_map(limited)) }
+    Candidate { takes, remaining: head.remaining, limits: rules::limits(spec.rules.iter().filter_map(limited)) }
 }
 
 /// Writes the claims of the admitted tasks, with the slots that they take.

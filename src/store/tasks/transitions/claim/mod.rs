@@ -3,6 +3,7 @@
 //! judging them.
 
 mod by_rules;
+mod queue_age;
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -10,17 +11,18 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::undecided::Moved;
-use crate::domain::admission::RuleMatcher;
+use super::moved::Moved;
+use crate::domain::rules::RuleMatcher;
 use crate::domain::task::Flags;
 use crate::domain::task::lifecycle::Cause;
 use crate::domain::task::status::Status;
 use crate::domain::webhook::{Action, Actions};
-use crate::store::admission::{fairness, matchers};
+use crate::store::rules::{fairness, matchers};
 use crate::store::tasks::lease::ClaimId;
-use crate::store::{Error, Result, Store, Tx};
+use crate::store::{Error, Result, Tx};
 
 use by_rules::claim_by_rules;
+pub use queue_age::queue_age;
 
 /// A claimed task, with what its start needs.
 #[derive(Clone, Debug)]
@@ -183,16 +185,4 @@ pub(super) fn record_claims(tx: &mut Tx, rows: Vec<ClaimedRow>) -> Result<Vec<Cl
         claimed.push(Claimed { id, batch_id, run, claim, attempt, priority, turn, on_start, bytes });
     }
     Ok(claimed)
-}
-
-/// Returns for how many seconds the task at the head of the queue has been in it.
-pub async fn queue_age(store: &Store) -> Result<f64> {
-    let first = sqlx::query_scalar!(
-        r#"select extract(epoch from coalesce($1, statement_timestamp()) - last_updated)::double precision as "age!" from task
-           where status = 'pending' and not_before is null and parked_on is null
-           order by priority desc, turn, id limit 1"#,
-        store.clock().param(),
-    );
-    let age = store.listing(async |tx| Ok(first.fetch_optional(tx.conn().await?).await?)).await?;
-    Ok(age.unwrap_or(0.0))
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{MatcherKey, slots};
-use crate::domain::admission::{Rule, RuleMatcher, key_of};
+use crate::domain::rules::{Rule, RuleMatcher, key_of};
 use crate::domain::task::Flags;
 use crate::store::{Actor, Error, Patience, Result, Session, Store, Tx};
 

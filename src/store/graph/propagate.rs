@@ -5,16 +5,19 @@ use std::collections::HashSet;
 
 use uuid::Uuid;
 
-use super::write;
 use crate::domain::graph::{self, Edge};
 use crate::domain::task::lifecycle::{Moment, Settled, Transition};
 use crate::domain::task::{Flags, Task};
 use crate::store::tasks::lock;
 use crate::store::{Result, Tx};
 
-/// Writes the transitions that follow from settled tasks, and returns them. However deep the graph is, one query finds
+/// Finds the transitions that follow from settled tasks, and the moment at which they were decided. However deep the graph is, one query finds
 /// the whole cascade, going on from alive tasks only, and another locks it.
-pub(super) async fn propagate(tx: &mut Tx, settled: &[Settled], moment: Moment) -> Result<Vec<Transition>> {
+pub(in crate::store) async fn propagate(
+    tx: &mut Tx,
+    settled: &[Settled],
+    moment: Moment,
+) -> Result<(Vec<Transition>, Moment)> {
     let mut downstream = Downstream::find(tx, settled).await?;
     let mut locked = lock::by_ids(tx, &downstream.children).await?;
     // Links never change, except that a task may get children in a new batch while no transaction holds it. A task that
@@ -33,9 +36,7 @@ pub(super) async fn propagate(tx: &mut Tx, settled: &[Settled], moment: Moment) 
     }
     // Children may have changed after their parents were locked.
     let moment = moment.not_before(locked.moment);
-    let following = graph::propagate(settled, &downstream.edges, &locked.tasks, moment);
-    write(tx, &following, moment.now).await?;
-    Ok(following)
+    Ok((graph::propagate(settled, &downstream.edges, &locked.tasks, moment), moment))
 }
 
 /// Everything that the end of some tasks can reach.
