@@ -48,7 +48,7 @@ impl Problem {
         }
     }
 
-    /// An invalid request, with every problem of it.
+    /// Makes the error for an invalid request, with all its problems.
     pub fn invalid(details: Vec<String>) -> Problem {
         let detail = match details.as_slice() {
             [only] => only.clone(),
@@ -124,6 +124,6 @@ pub async fn no_such_path(request: Request) -> Problem {
 }
 
 pub async fn no_such_method(request: Request) -> Problem {
-    let detail = format!("{} is not allowed at {}", request.method(), request.uri().path());
+    let detail = format!("{} does not support {}", request.uri().path(), request.method());
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
 }

@@ -146,7 +146,7 @@ impl Query {
         (cursor.map_or(Page::Offset(offset), Page::After), size)
     }
 
-    /// Ends the reading: an error with all problems, if there are any.
+    /// Reports unread parameters as unknown. Returns all problems as one error, if there are any.
     pub fn close(mut self) -> Result<(), Problem> {
         for (name, _) in std::mem::take(&mut self.pairs) {
             self.problems.add(excerpt(&name), "unknown query parameter");

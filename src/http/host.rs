@@ -1,5 +1,5 @@
 //! Protection against DNS rebinding. Without API keys, a request for an unknown host is refused: otherwise a web page
-//! could let its own name point to this machine and call the service from the browser of its reader.
+//! could point its own host name at this machine and call the service from its visitor's browser.
 
 use std::net::IpAddr;
 

@@ -115,8 +115,7 @@ async fn measure(request: Request, next: Next) -> Response {
     response
 }
 
-/// Middleware that runs a request to its end even if the client disconnects. A dropped statement leaves its server
-/// process at work, outside the pool's count; many of them used up all connections. A request that has no connection
+/// Middleware that runs a request to its end even if the client disconnects. A dropped statement leaves its server process running, uncounted by the pool; many such processes used up all connections. A request that has no connection
 /// yet is canceled.
 async fn run_detached(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
     let unwanted = CancellationToken::new();

@@ -31,7 +31,7 @@ use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, Ta
         (status = 200, description = "What changed or, with dry_run, would change", body = RetriedTask),
         (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such task", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "The task is executing and not stuck, or has nothing to retry", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The task is executing and not stuck, or has not failed", body = Problem, content_type = "application/problem+json"),
         (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem, content_type = "application/problem+json"),
     )

@@ -1,4 +1,4 @@
-//! Deletes old rows, one chunk per tick: finished batches and statistics, if they are not kept for ever, expired
+//! Deletes old rows, one chunk per tick: finished batches and statistics (unless they are kept forever), expired
 //! idempotency keys, and unused slots, fair keys and matchers.
 
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -45,7 +45,7 @@ struct Queue<J, A> {
     busy: VecDeque<Instant>,
     /// Jobs in busy lanes.
     in_flight: usize,
-    /// The number of jobs at a time, waiting or in flight: a recent maximum that decays by a sixteenth per batch.
+    /// Recent maximum of concurrent jobs, waiting or in flight. It decays by a sixteenth per batch.
     recent_load: usize,
 }
 

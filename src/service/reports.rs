@@ -1,4 +1,4 @@
-//! Reports, changes and heartbeats of tasks. Under load, one group commit holds those of many requests; each request is
+//! Reports, changes and heartbeats of tasks. Under load, one transaction commits those of many requests; each request is
 //! decided and answered by itself.
 
 use std::collections::{HashMap, HashSet};
@@ -303,7 +303,7 @@ impl Service {
     }
 }
 
-/// Takes a heartbeat that met a lock for one that is not written yet.
+/// Treats a heartbeat that met a lock as not written yet.
 fn written(result: store::Result<bool>) -> store::Result<bool> {
     match result {
         Err(error) if error.is_busy() => Ok(false),

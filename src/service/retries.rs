@@ -108,7 +108,9 @@ impl Service {
                 format!("task {task} is {status:?} and not stuck: it had a heartbeat within STUCK_AFTER_SECS")
             }
             None if status == Status::Paused => format!("task {task} is Paused: resume it instead"),
-            None => format!("task {task} is {status:?}: it has nothing to retry"),
+            None => format!(
+                "task {task} is {status:?}: only a task in Failure, Canceled or RetryPending, or a stuck one, can be retried"
+            ),
         };
         Ok(Error::Conflict { detail, status: Some(status), run: Some(run) })
     }

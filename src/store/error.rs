@@ -14,7 +14,7 @@ pub enum Error {
     /// Another transaction holds a row or lock that this one needs. The database itself is fine.
     #[error("a row or lock is held by another transaction: {0}")]
     Busy(#[source] Arc<sqlx::Error>),
-    /// PostgreSQL aborted the transaction in favour of another one: repeat it at once.
+    /// PostgreSQL aborted the transaction in favor of another one: repeat it at once.
     #[error("PostgreSQL aborted the transaction: {0}")]
     Transient(#[source] Arc<sqlx::Error>),
     /// Rows changed between lock and write, which only a missing lock allows.

@@ -94,8 +94,8 @@ impl Listener {
 }
 
 impl Drop for Listener {
-    /// Closes the socket at once. The library's listener unlistens in a task of its own and waits for the answer, for
-    /// ever if the connection is silent. Here that task goes to a runtime that never runs it and ends at once.
+    /// Closes the socket at once. The library's listener sends UNLISTEN in a separate task and waits for the answer,
+    /// forever if the connection is silent. Here that task goes to a runtime that never runs it and ends at once.
     fn drop(&mut self) {
         let Some(inner) = self.inner.take() else { return };
         if let Ok(nowhere) = tokio::runtime::Builder::new_current_thread().build() {

@@ -1,6 +1,6 @@
 //! Outages: periods in which no instance could work, because the database or all instances were down. Workers could
 //! send neither reports nor heartbeats then, so this time does not count against a timeout or a lease. An instance
-//! never decides alone that there was an outage: it takes the silence of all instances.
+//! never decides alone that there was an outage: only the silence of all instances counts as one.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{Actor, Result, Session, Tx};
 
 /// How often an instance records that it works.
 pub const BEAT: Duration = Duration::from_secs(1);
-/// An outage is a period of more than this many seconds without a beat of any instance.
+/// An outage is a period of more than this many seconds in which no instance recorded that it works.
 const SILENCE_SECS: f64 = 3.0;
 /// How long outages are kept: longer than any timeout.
 const KEPT_DAYS: i32 = 3;
@@ -63,7 +63,7 @@ impl Outages {
         self.0.iter().map(part).filter(|part| *part > TimeDelta::zero()).sum()
     }
 
-    /// Moves a date that falls into an outage behind it: as long after the end as it was after the beginning. Other
+    /// Moves a date inside an outage past its end, by as much as it was past the beginning. Other
     /// dates stay.
     pub fn moved(&self, at: DateTime<Utc>) -> DateTime<Utc> {
         let hit = self.0.iter().find(|(began, ended)| *began <= at && at < *ended);

@@ -240,3 +240,23 @@ fn a_type_name_stands_for_one_type() {
     let doubled = found.into_iter().filter(|(name, files)| files.len() > 1 && name != "Error" && name != "Result");
     assert_eq!(doubled.collect::<Vec<_>>(), Vec::new());
 }
+
+#[test]
+fn the_docs_name_only_files_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["store/", "domain/", "loops/", "http/", "service/", "webhook/", "bench/", "config/", "telemetry/"];
+    let mut seen = 0;
+    for entry in std::fs::read_dir(root.join("docs")).unwrap() {
+        let page = entry.unwrap().path();
+        let text = std::fs::read_to_string(&page).unwrap();
+        let is_path = |word: &&str| folders.iter().any(|folder| word.starts_with(folder)) && !word.contains([' ', '*']);
+        for path in text.split('`').skip(1).step_by(2).filter(is_path) {
+            seen += 1;
+            assert!(root.join("src").join(path).exists(), "{} names {path}", page.display());
+        }
+        for path in text.split('`').skip(1).step_by(2).filter(|word| word.starts_with("tests/it/")) {
+            assert!(root.join(path).exists(), "{} names {path}", page.display());
+        }
+    }
+    assert!(seen > 30, "only {seen} paths found");
+}

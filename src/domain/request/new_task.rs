@@ -313,7 +313,7 @@ fn read_task(
         let most = limits.actions_per_task;
         problems.add(
             fields.path("on_success"),
-            format!("with on_failure and on_retry must have at most {most} actions, not {notifications}"),
+            format!("with on_failure and on_retry, must have at most {most} actions in total, not {notifications}"),
         );
     }
     task

@@ -41,7 +41,7 @@ impl Problems {
 
     pub fn into_vec(mut self) -> Vec<String> {
         if self.unlisted > 0 {
-            self.lines.push(format!("body: and {} more problems", self.unlisted));
+            self.lines.push(format!("body: {} more problems not listed", self.unlisted));
         }
         self.lines
     }

@@ -1,5 +1,5 @@
 //! The shapes of requests for the API description, and for nothing else: the readers beside this file parse bodies
-//! field by field, to report every problem at once. The shapes stand here so that a new field is added in one folder:
+//! field by field, to report every problem at once. The shapes are here so that a new field is added in one folder:
 //! to its shape, its struct and its reader. A test compares shapes and readers.
 
 use chrono::{DateTime, Utc};
@@ -228,7 +228,7 @@ pub struct RetryRequestShape {
     /// Whether tasks that failed only because of the retried tasks wait for them again.
     #[schema(default = true)]
     pub cascade: Option<bool>,
-    /// Whether to answer what would happen and change nothing.
+    /// Whether to only return what would change.
     #[schema(default = false)]
     pub dry_run: Option<bool>,
 }

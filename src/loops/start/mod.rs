@@ -1,6 +1,6 @@
 //! Starts tasks, in four steps. The loop in this file claims tasks and puts them into the `queue`. The `caller` calls
 //! their `on_start` without a database connection. `answers` writes the results. Meanwhile `held` knows which claims
-//! this instance holds, and `lease` renews them.
+//! this instance holds, and `lease_keeper` renews them.
 
 pub mod answers;
 pub mod caller;
@@ -101,7 +101,7 @@ impl Start {
 /// The result of a claim.
 struct Granted {
     claims: Claims,
-    /// The leases began after this.
+    /// A time before the leases began.
     before_leases: Instant,
     /// From the commit on, each task may be canceled or reported.
     before_commit: Instant,

@@ -6,9 +6,10 @@
 //! - It misses nothing. [`find`] runs after the bad ends are written. It locks the alive ancestors, and only then
 //!   counts their alive children, in a statement of its own. Two last children that end at the same time queue up for
 //!   the row of their parent, and the second transaction sees what the first has committed.
-//! - It causes no deadlocks in normal operation. A transaction that ends a parent holds it and wants its children; a
-//!   transaction that ends another parent of such a child would hold the child and want the first parent. With many
-//!   parents of one child that would be the rule, and each time a second passes before the server notices. So a
+//! - It causes no deadlocks in normal operation. A transaction that ends a parent holds it and then locks its
+//!   children; a transaction that ends another parent of such a child would hold the child and then lock the first
+//!   parent. With many parents of one child this would happen constantly, and the server takes a second to detect each
+//!   deadlock. So a
 //!   transaction that is about to end tasks badly calls [`lock_ancestors`] before it writes anything: if ancestors may
 //!   be canceled, it releases its locks and locks all that the end can reach, up and down, in the order of ids. What
 //!   has changed in between shows when the caller decides again. A link that `lock_ancestors` did not see yet costs a
@@ -147,9 +148,8 @@ async fn links_above(tx: &mut Tx, ended: &[Uuid], stopped: Option<Uuid>) -> Resu
     .await?)
 }
 
-/// Counts the alive children of each ancestor, but stops at the first one that is no ancestor itself. So the ten
-/// thousand children of a task are not all counted each time one ends. It counts from the last child on, which is the
-/// last to end.
+/// Counts the alive children of each ancestor, but stops at the first child that is not an ancestor itself, so that it
+/// does not count ten thousand children each time one ends. It counts from the last child on, which is the last to end.
 async fn alive_children(tx: &mut Tx, links: &[Upward], ancestors: &[Task]) -> Result<BTreeMap<Uuid, i64>> {
     let among = dead_end::alive_among(links, ancestors);
     let rows = sqlx::query!(

@@ -11,8 +11,8 @@ use crate::domain::task::{Flags, Task};
 use crate::store::tasks::lock;
 use crate::store::{Result, Tx};
 
-/// Finds the transitions that follow from settled tasks, and the moment at which they were decided. However deep the graph is, one query finds
-/// the whole cascade, going on from alive tasks only, and another locks it.
+/// Returns the transitions that follow from settled tasks, and the moment of the decision. One query finds the whole
+/// cascade, however deep, going on from alive tasks only, and another locks it.
 pub(in crate::store) async fn propagate(
     tx: &mut Tx,
     settled: &[Settled],

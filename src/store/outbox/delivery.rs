@@ -164,8 +164,8 @@ pub async fn postpone(session: &Session, postponed: &[Postponed]) -> Result<()> 
     tx.commit().await
 }
 
-/// Makes a notification pending again, with all its attempts before it. Returns `None` if there is none with this id,
-/// and `Some(false)` if it is still pending anyway.
+/// Makes a notification pending again, with a full set of attempts. Returns `None` if there is none with this id, and
+/// `Some(false)` if it is already pending.
 pub async fn redeliver(session: &Session, id: i64) -> Result<Option<bool>> {
     let mut tx = session.begin(Actor::Api).await?;
     let now = tx.store.clock().param();

@@ -85,8 +85,8 @@ struct MetricIncrement {
 ///
 /// - A transaction waits for nothing but the server. If its instance is stopped or cut off in the middle, the server
 ///   must not keep its locks: the idle timeout ends it.
-/// - No just-in-time compilation: the server takes the recursive queries of a cascade for far larger than they are, and
-///   compiled for a second what then ran for milliseconds.
+/// - No just-in-time compilation: PostgreSQL overestimates the recursive queries of a cascade, and spent a second compiling
+///   what ran for milliseconds.
 /// - No reading of whole tables or indexes: no statement here needs it, but a plan made while a table was nearly empty
 ///   does it, and is kept until the table is analyzed. So a lookup by key is declared to cost nearly nothing.
 const CHANGES: &str = "begin; set local idle_in_transaction_session_timeout = '10s'; set local jit = off; \

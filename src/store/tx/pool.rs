@@ -1,6 +1,6 @@
 //! The connection pool of an instance. A connection can fall silent without being closed: its server lost power, or a
 //! network device in between forgot it. So nothing here may wait for a connection without a limit. A connection that is
-//! given up is dropped at once: its socket closes and its place in the pool is free, without a word to the server.
+//! given up is dropped at once: its socket closes and its place in the pool is free, without notifying the server.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

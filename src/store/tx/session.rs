@@ -46,7 +46,7 @@ pub async fn with_cancellation<T>(client_gone: CancellationToken, work: impl Fut
 }
 
 /// Runs work that goes on when the client is gone, because several requests share it or because it must not stop
-/// half-way.
+/// halfway.
 pub async fn without_cancellation<T>(work: impl Future<Output = T>) -> T {
     CANCELLATION.scope(CancellationToken::new(), work).await
 }
@@ -100,7 +100,7 @@ impl Session {
 }
 
 impl Store {
-    /// Runs `once` within the store's time limit, and repeats it when PostgreSQL aborted it in favour of another
+    /// Runs `once` within the store's time limit, and repeats it when PostgreSQL aborted it in favor of another
     /// transaction: a client never sees a deadlock. Work that exceeds the limit has lost its database. It is dropped,
     /// so that the work behind it can go on with another connection.
     pub async fn retrying<T, F, Fut>(&self, patience: Patience, mut once: F) -> Result<T>

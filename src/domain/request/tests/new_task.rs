@@ -260,7 +260,7 @@ fn the_size_of_a_batch_is_limited() {
     assert_eq!(read_one(json!({"on_success": hooks(2), "on_failure": hooks(3)})).unwrap_err().len(), 1);
     assert!(read_one(json!({"on_success": hooks(1), "on_failure": hooks(1), "on_retry": hooks(2)})).is_ok());
     let found = read_one(json!({"on_failure": hooks(2), "on_retry": hooks(3)})).unwrap_err();
-    assert_eq!(found, ["[0].on_success: with on_failure and on_retry must have at most 4 actions, not 5"]);
+    assert_eq!(found, ["[0].on_success: with on_failure and on_retry, must have at most 4 actions in total, not 5"]);
 }
 
 #[test]

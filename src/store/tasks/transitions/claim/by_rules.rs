@@ -167,7 +167,7 @@ async fn lock_blocked(tx: &mut Tx, recheck: &BTreeMap<i64, Vec<SlotLimit>>, limi
     .await?)
 }
 
-/// Reads the specifications of locked tasks, which may have changed until the lock. Of the metadata it reads only the
+/// Reads the specifications of locked tasks, which may have changed before the lock was taken. Of the metadata it reads only the
 /// fields that rules name, and at most [`SPEC_BYTES`] at a time, because some values may be large.
 async fn specs(tx: &mut Tx, matchers: &Matchers, heads: &[QueueHead]) -> Result<HashMap<Uuid, Spec>> {
     let mut left: Vec<Uuid> = heads.iter().map(|head| head.id).collect();
