@@ -12,7 +12,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Api, Problem};
-use crate::domain::request::fields::representable;
+use crate::domain::request::fields::{is_blank, representable};
 use crate::domain::request::problems::Problems;
 use crate::store::page::Page;
 
@@ -52,6 +52,9 @@ impl FromRequestParts<Arc<Api>> for KindPath {
         if !(1..=100).contains(&kind.chars().count()) || kind.contains('\0') {
             return Err(Problem::invalid(vec!["kind: must have 1 to 100 characters, none of them NUL".into()]));
         }
+        if is_blank(kind) {
+            return Err(Problem::invalid(vec!["kind: must not be blank".into()]));
+        }
         Ok(KindPath(kind.to_owned()))
     }
 }
@@ -73,6 +76,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
 }
 
 impl Query {
+    /// Takes a parameter. An empty value counts as absent.
     pub fn text(&mut self, name: &str) -> Option<String> {
         let at = self.pairs.iter().position(|(key, _)| key == name)?;
         let (_, value) = self.pairs.remove(at);
@@ -88,7 +92,7 @@ impl Query {
             self.problems.add(name, "must not contain NUL characters");
             return None;
         }
-        Some(value)
+        Some(value).filter(|value| !value.is_empty())
     }
 
     /// Takes a parameter and parses it; `allowed` completes the message "must be …".

@@ -34,6 +34,7 @@ pub mod tx;
 use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
@@ -73,6 +74,8 @@ pub struct StoreInner {
     matchers: rules::matchers::MatcherCache,
     fair_keys: rules::fairness::FairKeysInUse,
     ids: tasks::ids::Ids,
+    /// Whether the last transaction of any pool reached the database.
+    reachable: Arc<AtomicBool>,
 }
 
 impl Deref for Store {
@@ -114,6 +117,7 @@ impl Store {
             matchers: rules::matchers::MatcherCache::default(),
             fair_keys: rules::fairness::FairKeysInUse::default(),
             ids: tasks::ids::Ids::default(),
+            reachable: Arc::new(AtomicBool::new(true)),
         })))
     }
 
@@ -148,6 +152,11 @@ impl Store {
     /// Returns the id of this process among the instances that share the database.
     pub fn instance(&self) -> Uuid {
         self.instance
+    }
+
+    /// Whether the last transaction reached the database.
+    pub fn is_reachable(&self) -> bool {
+        self.reachable.load(Ordering::Relaxed)
     }
 
     /// Checks within two seconds that a connection can be obtained and answers.

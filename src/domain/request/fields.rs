@@ -94,6 +94,11 @@ impl<'a> Fields<'a> {
         self.map.remove(name).filter(|v| !v.is_null())
     }
 
+    /// Takes out those of the fields that are null.
+    pub fn drop_nulls(&mut self, names: &[&str]) {
+        self.map.retain(|name, value| !value.is_null() || !names.contains(&name.as_str()));
+    }
+
     /// Takes out a field that stayed text; null counts as absent.
     pub fn text(&mut self, name: &str) -> Option<&'a RawValue> {
         self.texts.remove(name).filter(|text| text.get() != "null")
@@ -133,6 +138,21 @@ impl<'a> Fields<'a> {
     ) -> Option<String> {
         self.require(name, problems);
         self.string(name, length, problems)
+    }
+
+    /// Takes out a required string that must not be blank.
+    pub fn required_text(
+        &mut self,
+        name: &str,
+        length: RangeInclusive<usize>,
+        problems: &mut Problems,
+    ) -> Option<String> {
+        let text = self.required_string(name, length, problems)?;
+        if is_blank(&text) {
+            problems.add(self.path(name), "must not be blank");
+            return None;
+        }
+        Some(text)
     }
 
     pub fn integer<T>(&mut self, name: &str, range: RangeInclusive<T>, problems: &mut Problems) -> Option<T>
@@ -228,6 +248,11 @@ impl<'a> Fields<'a> {
 /// Whether PostgreSQL's timestamps can hold the time, with room to add delays.
 pub fn representable(at: &DateTime<Utc>) -> bool {
     (0..=253_402_300_799).contains(&at.timestamp())
+}
+
+/// Whether a text has no visible character.
+pub fn is_blank(text: &str) -> bool {
+    text.chars().all(|c| c.is_whitespace() || c.is_control())
 }
 
 pub(in crate::domain) fn name_of(value: &Value) -> &'static str {

@@ -282,8 +282,8 @@ fn read_task(
     limits: &RequestLimits,
     problems: &mut Problems,
 ) -> NewTask {
-    let name = fields.required_string("name", 1..=255, problems).unwrap_or_default();
-    let kind = fields.required_string("kind", 1..=100, problems).unwrap_or_default();
+    let name = fields.required_text("name", 1..=255, problems).unwrap_or_default();
+    let kind = fields.required_text("kind", 1..=100, problems).unwrap_or_default();
     let (actions, notifications) = read_task_actions(fields, limits, problems);
     let mut task = NewTask {
         name,

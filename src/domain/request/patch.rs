@@ -8,6 +8,10 @@ use super::problems::{Problems, refuse_nul};
 use crate::domain::retry::failure::{Failure, FailureType, RetryAfter, Trigger};
 use crate::domain::task::status::Status;
 
+/// The fields of a `PATCH` that a `PUT` does not have. Clients that send one shape for both set them to null.
+const PATCH_ONLY: [&str; 8] =
+    ["status", "failure_reason", "failure_type", "retry_after_secs", "metadata", "expected_count", "priority", "run"];
+
 /// The changes that `PATCH /task/{id}` asks for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Patch {
@@ -62,6 +66,7 @@ pub fn read_progress(body: Value) -> Result<HeartbeatRequest, Vec<String>> {
     let mut problems = Problems::default();
     let progress = Fields::open(null_as_empty(body), "", &mut problems).map(|mut fields| {
         let progress = read_counters(&mut fields, &mut problems);
+        fields.drop_nulls(&PATCH_ONLY);
         fields.close(&mut problems);
         progress
     });

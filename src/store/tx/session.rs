@@ -3,6 +3,7 @@
 //! every caller has chosen how long to wait for a lock. Only `migrate` and `listen` may use connections without a
 //! session.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -114,8 +115,8 @@ impl Store {
         loop {
             // On the heap: otherwise the caller's future holds it twice.
             let trying = tokio::time::timeout_at(session.deadline, Box::pin(once(session.clone())));
-            let Ok(result) = trying.await else { return Err(Error::timed_out(self.limit)) };
-            match result {
+            let result = trying.await.unwrap_or_else(|_| Err(Error::timed_out(self.limit)));
+            match self.noted(result) {
                 Err(error) if error.is_transient() && tries < 10 && begun.elapsed() < self.limit / 2 => {
                     tries += 1;
                     tracing::debug!(tries, %error, "transaction repeated");
@@ -167,7 +168,18 @@ impl Store {
             tx.rollback().await?;
             Ok(found)
         };
-        tokio::time::timeout_at(session.deadline, reading).await.unwrap_or_else(|_| Err(Error::timed_out(self.limit)))
+        let read = tokio::time::timeout_at(session.deadline, reading).await;
+        self.noted(read.unwrap_or_else(|_| Err(Error::timed_out(self.limit))))
+    }
+
+    /// Notes whether the database was reachable, for `/health`.
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        match &result {
+            Ok(_) => self.reachable.store(true, Ordering::Relaxed),
+            Err(error) if error.is_unavailable() => self.reachable.store(false, Ordering::Relaxed),
+            Err(_) => {}
+        }
+        result
     }
 
     /// Runs reads that all see the same snapshot, for at most `limit`.

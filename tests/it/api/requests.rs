@@ -327,3 +327,17 @@ async fn names_of_matcher_fields_have_at_most_255_characters() {
     assert_eq!(details, [line("rules[0].matcher"), line("dedupe_strategy[0]")]);
     f.api.create(&json!([task(&"é".repeat(255))])).await;
 }
+
+#[tokio::test]
+async fn an_empty_filter_value_means_no_filter() {
+    let f = Fixture::new().await;
+    let ids = f.api.create(&json!([{"name": "n", "kind": "k"}])).await;
+    let query = "status=&kind=&name=&batch_id=&metadata=&timeout=&created_after=&created_before=&page=&cursor=";
+    let listed = f.api.get(&format!("/task?{query}")).await;
+    assert_eq!((listed.status.as_u16(), &listed.body[0]["id"]), (200, &json!(ids[0])), "{}", listed.body);
+    assert_eq!(f.api.get("/batches?scope=&metadata=").await.body.as_array().map(Vec::len), Some(1));
+    assert_eq!(f.api.get("/webhook-deliveries?status=&task_id=").await.status, 200);
+    assert_eq!(f.api.get("/task?typo=").await.status, 400);
+    let blank = f.api.put("/retry-policy/%20", &json!({"max_retries": 1})).await;
+    assert_eq!((blank.status.as_u16(), &blank.body["details"]), (400, &json!(["kind: must not be blank"])));
+}

@@ -7,12 +7,26 @@ use crate::support::{Fixture, Receiver, Reply};
 #[tokio::test]
 async fn readiness_fails_without_a_database_and_health_does_not() {
     let f = Fixture::new().await;
-    assert_eq!(f.api.get("/health").await.status, 200);
-    assert_eq!(f.api.get("/ready").await.status, 200);
+    let health = f.api.get("/health").await;
+    assert_eq!(health.status, 200);
+    let instance = f.store.instance().to_string();
+    let expected =
+        [("status", "ok"), ("version", env!("CARGO_PKG_VERSION")), ("instance", &instance), ("database", "ok")];
+    for (field, value) in expected {
+        assert_eq!(health.body[field], value, "{}", health.body);
+    }
+    assert!(health.body["pool_size"].as_u64() >= health.body["pool_idle"].as_u64(), "{}", health.body);
+    let ready = f.api.get("/ready").await;
+    assert_eq!((ready.status.as_u16(), ready.body), (200, json!({"status": "ready"})));
     f.store.close();
-    assert_eq!(f.api.get("/health").await.status, 200, "the process is alive");
     let answer = f.api.get("/ready").await;
     assert_eq!(answer.status, 503);
+    let health = f.api.get("/health").await;
+    assert_eq!(
+        (health.status.as_u16(), &health.body["database"]),
+        (200, &json!("unreachable")),
+        "the process is alive"
+    );
     assert!(answer.headers.contains_key("retry-after"));
     assert_eq!(answer.headers["content-type"], "application/problem+json");
     assert_eq!(f.api.post("/task", &json!([{"name": "n", "kind": "k"}])).await.status, 503);

@@ -50,6 +50,15 @@ fn webhook(url: &str) -> Value {
 }
 
 #[test]
+fn names_and_kinds_must_not_be_blank() {
+    for blank in [" ", "\t\n", "\u{a0}\u{2003}"] {
+        let found = read_batch(json!([{"name": blank, "kind": blank}]).to_string().as_bytes(), &LIMITS).unwrap_err();
+        assert_eq!(found, ["[0].name: must not be blank", "[0].kind: must not be blank"], "{blank:?}");
+    }
+    assert!(read_batch(json!([{"name": " a ", "kind": "b c"}]).to_string().as_bytes(), &LIMITS).is_ok());
+}
+
+#[test]
 fn a_new_task_has_defaults_for_absent_and_null_fields() {
     let expected = NewTask {
         name: "n".into(),

@@ -225,3 +225,12 @@ fn a_retry_request_is_read_or_refused() {
         assert_eq!(read(body).unwrap_err(), [format!("body: must be an object, not {what}")]);
     }
 }
+
+#[test]
+fn a_heartbeat_may_carry_the_nulls_of_a_patch() {
+    let nulls = json!({"status": null, "failure_reason": null, "failure_type": null, "retry_after_secs": null,
+                       "metadata": null, "expected_count": null, "priority": null, "run": null, "new_success": 2});
+    assert_eq!(read_progress(nulls), Ok(HeartbeatRequest { success: 2, failures: 0 }));
+    assert_eq!(read_progress(json!({"status": "Success"})), Err(vec!["status: unknown field".to_owned()]));
+    assert_eq!(read_progress(json!({"typo": null})), Err(vec!["typo: unknown field".to_owned()]));
+}
