@@ -103,11 +103,9 @@ impl Service {
     async fn stop_chunk(&self, session: Session, id: Uuid, upper: Option<Uuid>) -> store::Result<StopChunk> {
         let mut tx = self.begin(&session).await?;
         let (locked, first) = lock::last_of_batch(&mut tx, id, upper, CHUNK).await?;
-        let decided: Vec<Transition> = locked
-            .tasks
-            .iter()
-            .filter_map(|task| decide(task, &Event::Canceled, locked.moment).ok().flatten())
-            .collect();
+        let event = Event::Canceled { reason: format!("its batch was stopped by {}", self.actor) };
+        let decided: Vec<Transition> =
+            locked.tasks.iter().filter_map(|task| decide(task, &event, locked.moment).ok().flatten()).collect();
         transitions::apply_stop(&mut tx, id, &decided, locked.moment).await?;
         tx.commit().await?;
         Ok(StopChunk { first, canceled: decided.iter().map(Transition::from).collect() })

@@ -179,7 +179,7 @@ impl Service {
     }
 
     pub async fn cancel(&self, id: Uuid) -> Result<TaskDetails> {
-        self.apply_event(id, &Event::Canceled).await
+        self.apply_event(id, &Event::Canceled { reason: format!("canceled by {}", self.actor) }).await
     }
 
     pub async fn pause(&self, id: Uuid) -> Result<TaskDetails> {

@@ -9,6 +9,7 @@ pub(super) mod session;
 pub(super) mod settle;
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::{self, Display};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -51,13 +52,13 @@ pub enum Actor {
     Person(String),
 }
 
-impl Actor {
-    fn name(&self) -> &str {
-        match self {
+impl Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Actor::Api => "api",
             Actor::Loop(name) => name,
             Actor::Person(name) => name,
-        }
+        })
     }
 }
 
@@ -296,7 +297,7 @@ impl Tx {
     }
 
     pub(super) fn actor(&self) -> String {
-        self.actor.name().to_owned()
+        self.actor.to_string()
     }
 }
 

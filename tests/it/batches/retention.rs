@@ -170,9 +170,9 @@ async fn chunks_shrink_until_one_can_be_deleted() {
     .await;
     let retention = Retention::new(f.store.clone(), 7, Duration::from_secs(86_400));
     let mut failed = 0;
-    loop {
+    // The server may still hold the locks of a failed transaction when the next tick comes, which then skips the batch.
+    while f.db.number("select count(*) from batch").await > 0 {
         match retention.tick().await {
-            Ok(tick) if !tick.more => break,
             Ok(_) => assert_doctor_is_content(&f).await,
             Err(_) => failed += 1,
         }

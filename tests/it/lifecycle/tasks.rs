@@ -353,3 +353,28 @@ async fn a_worker_can_report_after_a_crash_lost_its_claim() {
     assert_eq!(f.api.patch(&path, &json!({"status": "Success"})).await.status, 200);
     assert_eq!(f.api.status(&ids[0]).await, "Success");
 }
+
+#[tokio::test]
+async fn a_canceled_task_says_who_canceled_it() {
+    let f = Fixture::new().await;
+    let task = json!({"name": "n", "kind": "k", "retry": {"max_retries": 1}});
+    let ids = f.api.create(&json!([task, task])).await;
+    f.claim().await;
+    f.api
+        .patch(
+            &format!("/task/{}", ids[0]),
+            &json!({"status": "Failure", "failure_reason": "no network", "failure_type": "timeout"}),
+        )
+        .await;
+    let canceled = f.api.delete(&format!("/task/{}", ids[0])).await.body;
+    assert_eq!(canceled["failure_reason"], "canceled by api", "not the last error: {canceled}");
+    assert_eq!((&canceled["status"], &canceled["failure_type"]), (&json!("Canceled"), &Value::Null));
+    let batch = canceled["batch_id"].as_str().unwrap().to_owned();
+    f.api.delete(&format!("/batch/{batch}")).await;
+    let stopped = f.api.task(&ids[1]).await;
+    assert_eq!(stopped["failure_reason"], "its batch was stopped by api", "{stopped}");
+    let attempt = f.api.get(&format!("/task/{}/attempts", ids[1])).await.body[0].clone();
+    assert_eq!(attempt["reason"], "its batch was stopped by api", "{attempt}");
+    let retried = f.api.post(&format!("/task/{}/retry", ids[0]), &json!({})).await.body;
+    assert_eq!(retried["task"]["failure_reason"], Value::Null, "{retried}");
+}

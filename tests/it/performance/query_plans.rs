@@ -246,7 +246,8 @@ async fn every_tick(store: &Store, id: Uuid) {
         heartbeat::add_without_slots(&mut tx, std::slice::from_ref(&beat)).await.unwrap();
         heartbeat::record(&mut tx, &[beat]).await.unwrap();
         let locked = lock::by_ids(&mut tx, &[id]).await.unwrap();
-        let canceled = decide(&locked.tasks[0], &Event::Canceled, locked.moment).unwrap().unwrap();
+        let cancel = Event::Canceled { reason: "canceled by ada".into() };
+        let canceled = decide(&locked.tasks[0], &cancel, locked.moment).unwrap().unwrap();
         transitions::apply(&mut tx, &[canceled], locked.moment).await.unwrap();
         outbox::delivery::lease(&mut tx, 100, second).await.unwrap();
         outbox::delivery::next_due(&mut tx).await.unwrap();

@@ -147,7 +147,7 @@ impl Life {
             2..5 => self.execute(n, Err(FailureType::ValidationError)),
             5 => self.execute(n, Err(FailureType::Unknown)),
             6 => self.claim(n),
-            7 if choice => self.happen(n, &Event::Canceled),
+            7 if choice => self.happen(n, &Event::Canceled { reason: "canceled by ada".into() }),
             7 => self.happen(n, &Event::RetryDue),
             8 => self.happen(n, &Event::Paused),
             9 => self.happen(n, &Event::Resumed),

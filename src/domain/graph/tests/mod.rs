@@ -44,7 +44,7 @@ fn settled(n: usize, status: Status) -> Settled {
             let invalid = failure(Trigger::Explicit, FailureType::ValidationError);
             Event::Reported(Report { run: None, result: Err(invalid) })
         }
-        Canceled => Event::Canceled,
+        Canceled => Event::Canceled { reason: "canceled by ada".into() },
         other => panic!("{other:?} settles nothing"),
     };
     let running = Task { id: id(n), ..sample::task(Status::Running) };

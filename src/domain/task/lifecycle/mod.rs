@@ -44,7 +44,10 @@ pub enum Event {
     TimedOut,
     Reported(Report),
     RetryDue,
-    Canceled,
+    /// A request ended the task. `reason` says which, and on whose behalf.
+    Canceled {
+        reason: String,
+    },
     /// No child of the task is alive any more, and one of them has ended badly.
     DeadEnd,
     Paused,
@@ -155,7 +158,7 @@ pub fn decide(task: &Task, event: &Event, moment: Moment) -> Decision {
             need(task.status == Status::RetryPending && task.next_retry_at.is_some_and(|at| at <= moment.now))?;
             change(task, requeued(task), Cause::RetryDue, None)
         }
-        Event::Canceled => canceled(task, Cause::Cancel, "canceled; a canceled task is not retried", moment),
+        Event::Canceled { reason } => canceled(task, Cause::Cancel, reason, moment),
         Event::DeadEnd => {
             canceled(task, Cause::DeadEnd, "canceled as a dead end: no task that depends on it is alive", moment)
         }
@@ -397,6 +400,8 @@ fn canceled(task: &Task, cause: Cause, reason: &str, moment: Moment) -> Decision
     }
     let mut after = task.clone();
     end(&mut after, Status::Canceled, moment.now);
+    after.failure_type = None;
+    after.failure_reason = Some(reason.to_owned());
     let record = task.status.is_executing().then(|| Attempt {
         outcome: AttemptOutcome::Canceled,
         reason: reason.into(),

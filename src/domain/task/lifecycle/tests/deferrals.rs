@@ -137,7 +137,7 @@ fn an_attempt_records_the_type_of_its_retry() {
         (Status::Running, report(None, Err(broke()))),
         (Status::Running, Event::TimedOut),
         (Status::Claimed, start_failed()),
-        (Status::Running, Event::Canceled),
+        (Status::Running, Event::Canceled { reason: "canceled by ada".into() }),
         (Status::Claimed, manual_retry(0, 30)),
         (Status::Claimed, requested_delays(90)[0].1.clone()),
     ];

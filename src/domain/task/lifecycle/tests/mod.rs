@@ -161,7 +161,7 @@ table! {
         => [NO_, NO_, NO_, NO_, NO_, NO_, NO_, NO_, NO_];
     Event::RetryDue, Event::RetryDue
         => [NO_, NO_, NO_, NO_, PEN, NO_, NO_, NO_, NO_];
-    Event::Canceled, Event::Canceled
+    Event::Canceled { .. }, Event::Canceled { reason: "canceled by ada".into() }
         => [CAN, CAN, CAN, CAN, CAN, CAN, NO_, NO_, SAM];
     Event::DeadEnd, Event::DeadEnd
         => [CAN, CAN, CAN, CAN, CAN, CAN, NO_, NO_, SAM];
@@ -345,7 +345,12 @@ fn a_resumed_task_continues_as_if_never_paused() {
 #[test]
 fn a_cancel_is_announced_only_if_the_task_was_executing() {
     for status in Status::ALL.into_iter().filter(|s| !s.is_terminal()) {
-        for (event, cause) in [(Event::Canceled, Cause::Cancel), (Event::DeadEnd, Cause::DeadEnd)] {
+        let dead_end = "canceled as a dead end: no task that depends on it is alive";
+        let events = [
+            (Event::Canceled { reason: "canceled by ada".into() }, Cause::Cancel, "canceled by ada"),
+            (Event::DeadEnd, Cause::DeadEnd, dead_end),
+        ];
+        for (event, cause, reason) in events {
             let before = task(status);
             let canceled = changed(&before, &event, moment(3));
             let expected = Task {
@@ -355,6 +360,8 @@ fn a_cancel_is_announced_only_if_the_task_was_executing() {
                 slots: Vec::new(),
                 timeout_at: None,
                 next_retry_at: None,
+                failure_type: None,
+                failure_reason: Some(reason.into()),
                 ..before.clone()
             };
             assert_eq!((canceled.task(), canceled.cause()), (&expected, cause));

@@ -29,7 +29,7 @@ fn event(choice: u8, task: &Task) -> Event {
         13 | 14 => Event::RetryDue,
         15 => Event::Paused,
         16 => Event::Resumed,
-        _ if choice > 230 => Event::Canceled,
+        _ if choice > 230 => Event::Canceled { reason: "canceled by ada".into() },
         _ => report(Some(run - 1), Ok(())),
     }
 }
