@@ -549,10 +549,11 @@ async fn retention_deletes_links_between_batches() {
     }
 }
 
-/// Waits until so many statements wait for a lock.
+/// Waits until so many statements wait for a lock for longer than `Patience::Brief`. By then each has given up its first
+/// try, with the locks of that, and waits patiently.
 async fn blocked(db: &Database, count: i64) {
-    let waiting =
-        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' \
+                   and query_start < clock_timestamp() - interval '300 ms'";
     eventually(&format!("{count} to be blocked"), async || (db.number(waiting).await == count).then_some(())).await;
 }
 
