@@ -1,6 +1,7 @@
 //! `on_start`: what the call carries, what its answer means, and which claims may still make it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -256,23 +257,28 @@ async fn a_task_that_ends_while_it_is_claimed_is_not_called() {
     let f = Fixture::new().await;
     let receiver = Receiver::start().await;
     let ended = f.api.create(&task(&receiver)).await;
+    let ended_it = AtomicBool::new(false);
     // Reading the actions of the claimed task takes long.
     let mut holder = f.db.pool.begin().await.unwrap();
     sqlx::query("lock table task_spec in access exclusive mode").execute(&mut *holder).await.unwrap();
     let meanwhile = async {
         let waiting =
             "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-        let mut looks = 0;
-        eventually("the claim to wait for the lock", async || {
-            looks += f.db.number(waiting).await;
-            (looks > 3).then_some(())
-        })
-        .await;
+        eventually("a claim to wait for the lock", async || (f.db.number(waiting).await > 0).then_some(())).await;
         let end = "update task set status = 'canceled', ended_at = now(), claimed_by = null, timeout_at = null";
         f.db.execute(end).await;
         holder.rollback().await.unwrap();
+        ended_it.store(true, Ordering::Relaxed);
     };
-    let (claimed, ()) = tokio::join!(f.claim(), meanwhile);
+    // A claim waits for a lock only briefly.
+    let claiming = async {
+        let mut claimed = 0;
+        while !ended_it.load(Ordering::Relaxed) {
+            claimed += f.claim().await;
+        }
+        claimed
+    };
+    let (claimed, ()) = tokio::join!(claiming, meanwhile);
     assert_eq!(claimed, 0, "claiming a task and reading its action are one statement");
     let next = f.api.create(&task(&receiver)).await;
     f.claim().await;
