@@ -37,7 +37,7 @@ const LAST_STEPS: Duration = Duration::from_secs(2);
 /// Runs a command. An error is the one line to print; `shutdown` ends the service.
 pub async fn run(command: Command, config: Config, shutdown: CancellationToken) -> Result<(), String> {
     if command == Command::Openapi {
-        return print(&http::document());
+        return print(&http::document_text(&config.limits()));
     }
     if let Command::Bench(args) = &command {
         return Box::pin(bench::run(args, &config, shutdown)).await;

@@ -15,7 +15,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use self::value::{parsed, whole};
 use crate::access::{Access, Keys};
 use crate::bench::args::BenchArgs;
-use crate::domain::request::new_task::RequestLimits;
+use crate::domain::request::RequestLimits;
 use crate::domain::retry;
 use crate::http::Hosts;
 use crate::webhook::{Allow, Guard, SHORTEST, Signer};

@@ -16,7 +16,7 @@ pub mod retry;
 /// Concurrency and capacity rules: which tasks may start.
 pub mod rules;
 #[cfg(test)]
-mod sample;
+pub(crate) mod sample;
 /// A task, its statuses and its state machine.
 pub mod task;
 /// The shapes of API answers.

@@ -3,7 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::request::new_task;
+use super::request::RequestLimits;
 use super::retry::RetryLimits;
 use super::retry::failure::{Failure, FailureType, Trigger};
 use super::retry::policy::{Policy, Strategy};
@@ -26,7 +26,7 @@ pub const RETRY_LIMITS: RetryLimits = RetryLimits {
 };
 
 /// Request limits, small where a test has to exceed them.
-pub const LIMITS: new_task::RequestLimits = new_task::RequestLimits {
+pub const LIMITS: RequestLimits = RequestLimits {
     tasks_per_batch: 12,
     dependencies_per_task: 3,
     links_per_batch: 1000,

@@ -18,8 +18,9 @@ pub struct Action {
 }
 
 /// The kind of an action.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum ActionKind {
+    #[default]
     Webhook,
 }
 
@@ -39,9 +40,10 @@ pub struct WebhookParams {
 }
 
 /// The HTTP method of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum Verb {
     Get,
+    #[default]
     Post,
     Put,
     Patch,

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode};
+use axum::http::{HeaderMap, Method};
 use axum::middleware::Next;
 use axum::response::Response;
 use uuid::Uuid;
 
-use super::{Api, Hosts, Problem};
+use super::{Api, Code, Hosts, Problem};
 use crate::access::{ApiKey, Keys, Paths, Scope};
 use crate::domain::view::TaskDetails;
 use crate::domain::webhook::Actions;
@@ -125,7 +125,7 @@ impl Authenticator {
         if key.scope < needed {
             let (has, needs) = (key.scope.as_str(), needed.as_str());
             let detail = format!("the API key has the scope {has}, but this operation needs {needs}");
-            return Err(Problem::new(StatusCode::FORBIDDEN, detail));
+            return Err(Problem::new(Code::ScopeTooLow, detail));
         }
         Ok((actor, Viewer::of(Some(key))))
     }
@@ -166,7 +166,7 @@ pub fn takes_token(method: &Method, path: Option<&str>) -> bool {
 }
 
 fn unauthorized(detail: &str) -> Problem {
-    Problem::new(StatusCode::UNAUTHORIZED, detail)
+    Problem::new(Code::Unauthorized, detail)
 }
 
 fn matched_path(request: &Request) -> Option<&str> {

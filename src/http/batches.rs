@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
@@ -12,9 +11,8 @@ use super::auth::Caller;
 use super::body::Body;
 use super::extract::{Id, Query};
 use super::tasks::next_cursor;
-use super::{Api, Problem};
-use crate::domain::request::shapes::NewRules;
-use crate::domain::rules::read_rules_change;
+use super::{Api, Code, Problem};
+use crate::domain::request::new_rule::read_rules_change;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::batches::list::BatchFilter;
 
@@ -94,7 +92,7 @@ pub async fn stop(Caller(service): Caller, Id(id): Id) -> Result<Json<StoppedBat
 #[utoipa::path(
     patch, path = "/batch/{id}/rules", operation_id = "changeRules", tag = "batches",
     params(("id" = Uuid, Path, description = "The batch")),
-    request_body = NewRules,
+    request_body = ref("#/components/schemas/RulesInput"),
     responses(
         (status = 200, description = "Number of tasks that have the new rules", body = ChangedRules),
         (status = 400, description = "Invalid rule, or a rule that does not fit a task of the batch", body = Problem,
@@ -136,7 +134,7 @@ pub async fn dag(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Response, Pr
     // One graph at a time: it may be large, and several copies of it are in memory until the answer is sent.
     let Ok(_permit) = tokio::time::timeout(api.request_time, api.graphs.acquire()).await else {
         let detail = "too many graphs are being read; this request waited for REQUEST_TIMEOUT_SECS";
-        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail));
+        return Err(Problem::new(Code::Overloaded, detail));
     };
     Ok(Json(api.service.dag(id).await?).into_response())
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use axum::body::HttpBody;
 use axum::extract::{FromRequest, Request};
-use axum::http::StatusCode;
 use futures_util::StreamExt;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::{Api, Problem};
+use super::{Api, Code, Problem};
+use crate::domain::request::problems::ProblemCode;
 
 /// Bytes that are read and discarded past the limit: many clients read the answer only after they have sent everything.
 const DISCARDED: usize = 64 * 1024 * 1024;
@@ -45,7 +45,7 @@ impl Bodies {
         match tokio::time::timeout_at(deadline, Arc::clone(&self.budget).acquire_many_owned(units)).await {
             Ok(Ok(permit)) => Ok(BodyPermit(Some(permit))),
             _ => Err(Problem::new(
-                StatusCode::SERVICE_UNAVAILABLE,
+                Code::Overloaded,
                 "too many large requests are in progress; this one waited for REQUEST_TIMEOUT_SECS",
             )),
         }
@@ -57,12 +57,12 @@ impl Bodies {
 pub struct BodyPermit(#[allow(dead_code, reason = "held until it is dropped")] Option<OwnedSemaphorePermit>);
 
 /// The body as unparsed bytes.
-pub struct Text(pub Vec<u8>, pub BodyPermit);
+pub struct BodyText(pub Vec<u8>, pub BodyPermit);
 
-impl FromRequest<Arc<Api>> for Text {
+impl FromRequest<Arc<Api>> for BodyText {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, api: &Arc<Api>) -> Result<Text, Problem> {
+    async fn from_request(request: Request, api: &Arc<Api>) -> Result<BodyText, Problem> {
         read(request, api, api.bodies.max, 1).await
     }
 }
@@ -75,19 +75,20 @@ impl FromRequest<Arc<Api>> for Body {
     type Rejection = Problem;
 
     async fn from_request(request: Request, api: &Arc<Api>) -> Result<Body, Problem> {
-        let Text(bytes, held) = read(request, api, api.bodies.max.min(LARGEST_TREE), TREE_FACTOR).await?;
+        let BodyText(bytes, held) = read(request, api, api.bodies.max.min(LARGEST_TREE), TREE_FACTOR).await?;
         if bytes.is_empty() {
             return Ok(Body(Value::Object(serde_json::Map::new()), held));
         }
         let parsed = serde_json::from_slice(&bytes);
-        let tree = parsed.map_err(|error| Problem::invalid(vec![format!("body: is not valid JSON: {error}")]))?;
+        let tree = parsed
+            .map_err(|error| Problem::field("body", ProblemCode::Malformed, format!("is not valid JSON: {error}")))?;
         Ok(Body(tree, held))
     }
 }
 
 /// Reads up to `max` bytes. Each byte reserves `weight` bytes of the budget. A body of unknown length reserves the
 /// budget of the largest body.
-async fn read(request: Request, api: &Arc<Api>, max: usize, weight: usize) -> Result<Text, Problem> {
+async fn read(request: Request, api: &Arc<Api>, max: usize, weight: usize) -> Result<BodyText, Problem> {
     let body = request.into_body();
     let length = body.size_hint().exact().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
     let mut held = BodyPermit::default();
@@ -100,7 +101,7 @@ async fn read(request: Request, api: &Arc<Api>, max: usize, weight: usize) -> Re
     let mut read = 0;
     let mut deadline = Instant::now() + api.request_time;
     while let Some(chunk) = tokio::time::timeout_at(deadline, chunks.next()).await.map_err(|_| too_slow(api))? {
-        let chunk = chunk.map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "body: could not be read"))?;
+        let chunk = chunk.map_err(|_| Problem::field("body", ProblemCode::Malformed, "could not be read"))?;
         read += chunk.len();
         if read > max + DISCARDED {
             break;
@@ -122,21 +123,22 @@ async fn read(request: Request, api: &Arc<Api>, max: usize, weight: usize) -> Re
             limit if limit == max => format!("body: must have at most {max} bytes (MAX_BODY_BYTES)"),
             _ => format!("body: must have at most {max} bytes"),
         };
-        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+        return Err(Problem::new(Code::BodyTooLarge, detail));
     }
-    Ok(Text(bytes, held))
+    Ok(BodyText(bytes, held))
 }
 
 fn too_slow(api: &Arc<Api>) -> Problem {
     let secs = api.request_time.as_secs();
     let detail = format!("body: not received within {secs} s (REQUEST_TIMEOUT_SECS)");
-    Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
+    Problem::new(Code::BodyTimeout, detail)
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use axum::http::StatusCode;
     use axum::response::IntoResponse;
 
     use super::*;

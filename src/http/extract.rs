@@ -12,8 +12,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Api, Problem};
-use crate::domain::request::fields::{is_blank, representable};
-use crate::domain::request::problems::Problems;
+use crate::domain::request::problems::{FieldProblem, ProblemCode, Problems};
+use crate::domain::request::values::{is_blank, parse_time};
 use crate::store::page::Page;
 
 /// Largest offset of a page: the database has to read all rows before it.
@@ -26,15 +26,12 @@ impl<T: FromStr> FromRequestParts<Arc<Api>> for Id<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Id<T>, Problem> {
-        let params = RawPathParams::from_request_parts(parts, api)
-            .await
-            .map_err(|_| Problem::invalid(vec!["path: is not valid UTF-8".into()]))?;
+        let params =
+            RawPathParams::from_request_parts(parts, api).await.map_err(|_| malformed("path", "is not valid UTF-8"))?;
         let found = params.iter().next();
         let (name, text) = found.ok_or_else(Problem::internal)?;
         let kind = if std::any::type_name::<T>().ends_with("Uuid") { "a UUID" } else { "a whole number" };
-        text.parse()
-            .map(Id)
-            .map_err(|_| Problem::invalid(vec![format!("{name}: must be {kind}, not \"{}\"", excerpt(text))]))
+        text.parse().map(Id).map_err(|_| malformed(name, format!("must be {kind}, not \"{}\"", excerpt(text))))
     }
 }
 
@@ -45,15 +42,15 @@ impl FromRequestParts<Arc<Api>> for KindPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<KindPath, Problem> {
-        let params = RawPathParams::from_request_parts(parts, api)
-            .await
-            .map_err(|_| Problem::invalid(vec!["kind: is not valid UTF-8".into()]))?;
+        let params =
+            RawPathParams::from_request_parts(parts, api).await.map_err(|_| malformed("kind", "is not valid UTF-8"))?;
         let (_, kind) = params.iter().next().ok_or_else(Problem::internal)?;
         if !(1..=100).contains(&kind.chars().count()) || kind.contains('\0') {
-            return Err(Problem::invalid(vec!["kind: must have 1 to 100 characters, none of them NUL".into()]));
+            let message = "must have 1 to 100 characters, none of them NUL";
+            return Err(Problem::field("kind", ProblemCode::WrongLength, message));
         }
         if is_blank(kind) {
-            return Err(Problem::invalid(vec!["kind: must not be blank".into()]));
+            return Err(Problem::field("kind", ProblemCode::Blank, "must not be blank"));
         }
         Ok(KindPath(kind.to_owned()))
     }
@@ -81,15 +78,15 @@ impl Query {
         let at = self.pairs.iter().position(|(key, _)| key == name)?;
         let (_, value) = self.pairs.remove(at);
         if self.pairs.iter().any(|(key, _)| key == name) {
-            self.problems.add(name, "must not be given more than once");
+            self.problems.add(name, ProblemCode::NotUnique, "must not be given more than once");
             self.pairs.retain(|(key, _)| key != name);
         }
         if value.contains('\u{fffd}') {
-            self.problems.add(name, "must be valid UTF-8");
+            self.problems.add(name, ProblemCode::Malformed, "must be valid UTF-8");
             return None;
         }
         if value.contains('\0') {
-            self.problems.add(name, "must not contain NUL characters");
+            self.problems.add(name, ProblemCode::NulCharacter, "must not contain NUL characters");
             return None;
         }
         Some(value).filter(|value| !value.is_empty())
@@ -100,7 +97,8 @@ impl Query {
         let text = self.text(name)?;
         let value = parse(&text);
         if value.is_none() {
-            self.problems.add(name, format!("must be {allowed}, not \"{}\"", excerpt(&text)));
+            let message = format!("must be {allowed}, not \"{}\"", excerpt(&text));
+            self.problems.add(name, ProblemCode::Malformed, message);
         }
         value
     }
@@ -127,8 +125,7 @@ impl Query {
     pub fn timestamp(&mut self, name: &str) -> Option<DateTime<Utc>> {
         self.parsed(name, "an RFC 3339 timestamp", |text| {
             // An unescaped `+` arrives as a space.
-            let at = DateTime::parse_from_rfc3339(&text.replace(' ', "+")).ok()?;
-            Some(at.with_timezone(&Utc)).filter(representable)
+            parse_time(&text.replace(' ', "+"))
         })
     }
 
@@ -139,13 +136,13 @@ impl Query {
         let size = self.integer("page_size", &(1..=i64::MAX)).unwrap_or(50).min(100);
         let cursor = self.parsed("cursor", "a value of X-Next-Cursor", |text| text.parse().ok());
         if page.is_some() && cursor.is_some() {
-            self.problems.add("cursor", "must not be combined with page");
+            self.problems.add("cursor", ProblemCode::NotAllowed, "must not be combined with page");
         }
         let offset = page.unwrap_or(0) * size;
         if offset > MAX_OFFSET {
             let problem = format!("page × page_size must be at most {MAX_OFFSET}, not {offset}");
-            self.problems
-                .add("page", format!("{problem}; use cursor (X-Next-Cursor of the previous page) beyond that"));
+            let message = format!("{problem}; use cursor (X-Next-Cursor of the previous page) beyond that");
+            self.problems.add("page", ProblemCode::OutOfRange, message);
         }
         (cursor.map_or(Page::Offset(offset), Page::After), size)
     }
@@ -153,10 +150,14 @@ impl Query {
     /// Reports unread parameters as unknown. Returns all problems as one error, if there are any.
     pub fn close(mut self) -> Result<(), Problem> {
         for (name, _) in std::mem::take(&mut self.pairs) {
-            self.problems.add(excerpt(&name), "unknown query parameter");
+            self.problems.add(excerpt(&name), ProblemCode::UnknownParameter, "unknown query parameter");
         }
         if self.problems.is_empty() { Ok(()) } else { Err(Problem::invalid(self.problems.into_vec())) }
     }
+}
+
+fn malformed(path: &str, message: impl Display) -> Problem {
+    Problem::invalid(vec![FieldProblem::new(path, ProblemCode::Malformed, message)])
 }
 
 /// The start of a value, fit for a message.

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
 use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{Api, Problem};
+use super::{Api, Code, Problem};
 
 /// The state of an instance.
 #[derive(Debug, Serialize, ToSchema)]
@@ -71,7 +70,7 @@ pub async fn health(State(api): State<Arc<Api>>) -> Json<Health> {
 )]
 pub async fn ready(State(api): State<Arc<Api>>) -> Result<Json<Readiness>, Problem> {
     if api.ending.is_cancelled() {
-        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the service is shutting down"));
+        return Err(Problem::new(Code::ShuttingDown, "the service is shutting down"));
     }
     // Requests and loops have a pool each: one pool can be exhausted while the other is not.
     let (requests, loops) = tokio::join!(api.service.store().ping(), api.loops.ping());

@@ -4,11 +4,12 @@
 use std::net::IpAddr;
 
 use axum::extract::Request;
+use axum::http::Version;
 use axum::http::header::HOST;
-use axum::http::{StatusCode, Version};
 use url::{Host, Url};
 
-use super::Problem;
+use super::{Code, Problem};
+use crate::domain::request::problems::ProblemCode;
 
 /// Hosts that a request may name, besides loopback addresses and `localhost`.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +31,7 @@ impl Hosts {
         let named: Option<Vec<&str>> = headers.iter().map(|value| value.to_str().ok()).collect();
         let mut named = named.ok_or_else(|| misdirected("(not ASCII)"))?;
         if named.is_empty() && request.version() != Version::HTTP_10 {
-            return Err(Problem::invalid(vec!["Host: is required".into()]));
+            return Err(Problem::field("Host", ProblemCode::Required, "is required"));
         }
         named.extend(request.uri().authority().map(axum::http::uri::Authority::as_str));
         named.into_iter().find(|name| !self.contains(name)).map_or(Ok(()), |name| Err(misdirected(name)))
@@ -61,7 +62,7 @@ fn without_dot(host: Host) -> Host {
 fn misdirected(name: &str) -> Problem {
     let name: String = name.chars().take(100).collect();
     Problem::new(
-        StatusCode::MISDIRECTED_REQUEST,
+        Code::WrongHost,
         format!(
             "Host: \"{name}\" is not this service; without API keys, it must be localhost, a loopback address, or the \
              host of BIND_ADDR or HOST_URL"

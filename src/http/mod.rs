@@ -4,6 +4,7 @@ mod auth;
 mod batches;
 mod body;
 mod deliveries;
+mod description;
 mod error;
 mod extract;
 mod health;
@@ -11,7 +12,6 @@ mod host;
 mod metrics;
 mod openapi;
 mod retries;
-mod security;
 mod server;
 mod tasks;
 
@@ -25,6 +25,7 @@ use axum::http::Method;
 use axum::http::header::{HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -36,15 +37,15 @@ use tower_http::trace::TraceLayer;
 use tracing::Instrument;
 use utoipa_swagger_ui::SwaggerUi;
 
-use crate::domain::request::new_task::RequestLimits;
+use crate::domain::request::RequestLimits;
 use crate::service::Service;
 use crate::store::{Store, with_cancellation};
 
 pub use auth::Authenticator;
 pub use body::Bodies;
-pub use error::Problem;
+pub use error::{Code, Problem};
 pub use host::Hosts;
-pub use openapi::document;
+pub use openapi::document_text;
 pub use server::serve;
 
 /// State shared by all handlers.
@@ -68,10 +69,12 @@ pub struct Api {
 }
 
 fn router(api: Arc<Api>) -> Router {
-    let (routes, document) = openapi::routes().split_for_parts();
+    let (routes, _) = openapi::routes().split_for_parts();
+    let document = openapi::document(&api.limits);
     let request_id = HeaderName::from_static("x-request-id");
     routes
-        .merge(SwaggerUi::new("/docs").url("/openapi.json", document))
+        .route(error::CODES_PAGE, get(error::codes_page))
+        .merge(SwaggerUi::new("/docs").external_url_unchecked("/openapi.json", document))
         .fallback(error::no_such_path)
         .method_not_allowed_fallback(error::no_such_method)
         .with_state(Arc::clone(&api))

@@ -3,17 +3,21 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Api, batches, deliveries, health, metrics, retries, security, tasks};
+use super::{Api, batches, deliveries, description, health, metrics, retries, tasks};
+use crate::domain::request::RequestLimits;
 
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Reprise",
-        description = "A task service on PostgreSQL: starts, monitors and retries batches and graphs of tasks over HTTP.",
+        description = "A task service on PostgreSQL: starts, monitors and retries batches and graphs of tasks over HTTP.\n\n\
+            Enumerations in answers may get further values, and answers further fields, in any release. Clients must \
+            accept both.",
         license(name = "MIT", identifier = "MIT"),
         contact(name = "Reprise")
     ),
@@ -29,7 +33,7 @@ use super::{Api, batches, deliveries, health, metrics, retries, security, tasks}
 struct Description;
 
 pub fn routes() -> OpenApiRouter<Arc<Api>> {
-    let mut routes = OpenApiRouter::with_openapi(Description::openapi())
+    OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(tasks::create, tasks::list))
         .routes(routes!(tasks::get, tasks::patch, tasks::put, tasks::cancel))
         .routes(routes!(tasks::pause))
@@ -49,15 +53,17 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(deliveries::redeliver))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
-        .routes(routes!(metrics::metrics));
-    security::describe(routes.get_openapi_mut());
-    routes
+        .routes(routes!(metrics::metrics))
 }
 
-/// The API description as JSON, as committed in `openapi/openapi.json`.
-pub fn document() -> String {
-    let document = routes().into_openapi();
-    let mut text = document.to_pretty_json().unwrap_or_default();
+/// The API description of a service with these limits.
+pub fn document(limits: &RequestLimits) -> Value {
+    description::complete(routes().into_openapi(), limits)
+}
+
+/// The API description as text, as committed in `openapi/openapi.json`.
+pub fn document_text(limits: &RequestLimits) -> String {
+    let mut text = serde_json::to_string_pretty(&document(limits)).unwrap_or_default();
     text.push('\n');
     text
 }

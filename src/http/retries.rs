@@ -14,7 +14,6 @@ use super::tasks::next_cursor;
 use super::{Api, Problem};
 use crate::domain::request::new_policy::read_default_policy;
 use crate::domain::request::patch::read_retry_request;
-use crate::domain::request::shapes::{NewRetry, RetryRequestShape};
 use crate::domain::view::retry::RetryStats;
 use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, TaskEvent};
 
@@ -26,7 +25,7 @@ use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, Ta
 #[utoipa::path(
     post, path = "/task/{id}/retry", operation_id = "retryTask", tag = "tasks",
     params(("id" = Uuid, Path, description = "The task")),
-    request_body = Option<RetryRequestShape>,
+    request_body = ref("#/components/schemas/ManualRetry"),
     responses(
         (status = 200, description = "What changed or, with dry_run, would change", body = RetriedTask),
         (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
@@ -54,7 +53,7 @@ pub async fn task(
 #[utoipa::path(
     post, path = "/batch/{id}/retry", operation_id = "retryBatch", tag = "batches",
     params(("id" = Uuid, Path, description = "The batch")),
-    request_body = Option<RetryRequestShape>,
+    request_body = ref("#/components/schemas/ManualRetry"),
     responses(
         (status = 200, description = "What changed or, with dry_run, would change", body = RetriedBatch),
         (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
@@ -171,7 +170,7 @@ pub async fn policies(State(api): State<Arc<Api>>) -> Result<Json<Vec<KindPolicy
 #[utoipa::path(
     put, path = "/retry-policy/{kind}", operation_id = "putRetryPolicy", tag = "retries",
     params(("kind" = String, Path, description = "The kind", min_length = 1, max_length = 100)),
-    request_body = NewRetry,
+    request_body = ref("#/components/schemas/RetryPolicyInput"),
     responses(
         (status = 200, description = "The policy, with every default filled in", body = KindPolicy),
         (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
@@ -185,7 +184,7 @@ pub async fn put_policy(
     KindPath(kind): KindPath,
     Body(body, _held): Body,
 ) -> Result<Json<KindPolicy>, Problem> {
-    let policy = read_default_policy(body, &api.limits.retry).map_err(Problem::invalid)?;
+    let policy = read_default_policy(body, &api.limits).map_err(Problem::invalid)?;
     Ok(Json(service.put_policy(&kind, &policy).await?))
 }
 

@@ -12,13 +12,13 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::auth::{Caller, Viewer};
-use super::body::{Body, Text};
+use super::body::{Body, BodyText};
 use super::extract::{Id, Query};
 use super::{Api, Problem};
 use crate::domain::json::write_canonical;
-use crate::domain::request::new_task::read_batch;
-use crate::domain::request::patch::{read_patch, read_progress};
-use crate::domain::request::shapes::{CreateTasks, HeartbeatBody, TaskPatch};
+use crate::domain::request::new_batch::read_batch;
+use crate::domain::request::patch::{read_heartbeat, read_patch};
+use crate::domain::request::problems::ProblemCode;
 use crate::domain::task::status::Status;
 use crate::domain::view::{TaskDetails, TaskSummary};
 use crate::store::Actor;
@@ -36,7 +36,7 @@ use crate::store::tasks::list::TaskFilter;
     post, path = "/task", operation_id = "createTasks", tag = "tasks",
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
             description = "Makes the request safe to repeat within IDEMPOTENCY_TTL_SECS: the same key and body return the same answer")),
-    request_body = CreateTasks,
+    request_body = ref("#/components/schemas/CreateTasks"),
     responses(
         (status = 201, description = "The created tasks in the given order, without the skipped ones", body = Vec<TaskSummary>,
          headers(("X-Batch-ID" = Uuid, description = "The batch"))),
@@ -56,7 +56,7 @@ pub async fn create(
     State(api): State<Arc<Api>>,
     Caller(service): Caller,
     headers: HeaderMap,
-    Text(body, held): Text,
+    BodyText(body, held): BodyText,
 ) -> Result<Response, Problem> {
     let batch = read_batch(&body, &api.limits).map_err(Problem::invalid)?;
     let key = idempotency_key(&headers, service.actor(), &body, api.idempotency_ttl)?;
@@ -155,7 +155,7 @@ pub async fn get(
         ("run" = Option<i32>, Query, description = "The run that the request is about, from the handle", minimum = 0),
         ("token" = Option<String>, Query, description = "Token from the handle; replaces an API key for this task and run"),
     ),
-    request_body = TaskPatch,
+    request_body = ref("#/components/schemas/TaskPatch"),
     responses(
         (status = 200, description = "The task after the change", body = TaskDetails),
         (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
@@ -181,7 +181,8 @@ pub async fn patch(
     if let (Some(in_query), Some(in_body)) = (run, patch.run)
         && in_query != in_body
     {
-        return Err(Problem::invalid(vec![format!("run: is {in_query} in the query but {in_body} in the body")]));
+        let message = format!("is {in_query} in the query but {in_body} in the body");
+        return Err(Problem::field("run", ProblemCode::NotAllowed, message));
     }
     patch.run = patch.run.or(run);
     patch.proven = proven;
@@ -198,7 +199,7 @@ pub async fn patch(
         ("run" = Option<i32>, Query, description = "The run that the request is about, from the handle", minimum = 0),
         ("token" = Option<String>, Query, description = "Token from the handle; replaces an API key for this task and run"),
     ),
-    request_body = Option<HeartbeatBody>,
+    request_body = ref("#/components/schemas/Heartbeat"),
     responses(
         (status = 202, description = "The heartbeat is recorded"),
         (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
@@ -218,7 +219,7 @@ pub async fn put(
     Body(body, _held): Body,
 ) -> Result<StatusCode, Problem> {
     let (run, _) = run_of(query)?;
-    let progress = read_progress(body).map_err(Problem::invalid)?;
+    let progress = read_heartbeat(body).map_err(Problem::invalid)?;
     service.progress(id, run, progress).await?;
     Ok(StatusCode::ACCEPTED)
 }
@@ -293,7 +294,8 @@ fn idempotency_key(
     ttl: Duration,
 ) -> Result<Option<IdempotencyKey>, Problem> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
-    let invalid = || Problem::invalid(vec!["Idempotency-Key: must have 1 to 255 visible ASCII characters".into()]);
+    let message = "must have 1 to 255 visible ASCII characters";
+    let invalid = || Problem::field("Idempotency-Key", ProblemCode::Malformed, message);
     let key = value.to_str().ok().filter(|key| (1..=255).contains(&key.len())).ok_or_else(invalid)?;
     let key = match caller {
         Actor::Person(name) => format!("{name}:{key}"),
@@ -302,7 +304,7 @@ fn idempotency_key(
     let mut hash = Hash(Sha256::new());
     let text = std::str::from_utf8(if body.is_empty() { b"{}" } else { body }).map_err(|_| Problem::internal())?;
     write_canonical(text, &mut hash)
-        .map_err(|error| Problem::invalid(vec![format!("body: is not valid JSON: {error}")]))?;
+        .map_err(|error| Problem::field("body", ProblemCode::Malformed, format!("is not valid JSON: {error}")))?;
     Ok(Some(IdempotencyKey { key, body_hash: hash.0.finalize().to_vec(), ttl }))
 }
 

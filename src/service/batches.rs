@@ -2,8 +2,9 @@
 
 use uuid::Uuid;
 
-use super::{Error, Result, Service, no_batch};
-use crate::domain::rules::RulesChange;
+use super::{Error, Result, Service, invalid, no_batch};
+use crate::domain::request::new_rule::RulesChange;
+use crate::domain::request::problems::{FieldProblem, ProblemCode};
 use crate::domain::task::lifecycle::{Event, Transition, decide};
 use crate::domain::task::status::Status;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
@@ -39,7 +40,7 @@ impl Service {
         if bytes > DAG_BYTES {
             let limit = format!("the graph must have at most {DAG_BYTES} bytes, not {bytes}");
             let alternative = format!("list its tasks with GET /task?batch_id={batch_id}");
-            return Err(Error::Invalid(vec![format!("batch_id: {limit}; {alternative}")]));
+            return Err(invalid("batch_id", ProblemCode::TooLarge, format!("{limit}; {alternative}")));
         }
         dag::dag(&self.store, batch_id).await?.ok_or_else(|| no_batch(batch_id))
     }
@@ -80,7 +81,10 @@ impl Service {
         }
         let problems = slots::cannot_carry(&self.store, id, change).await?;
         if !problems.is_empty() {
-            let line = |(task, problem)| format!("rules: task {task}: {problem}");
+            let line = |(task, problem)| {
+                let message = format!("task {task}: {problem}");
+                FieldProblem::new("rules", ProblemCode::MissingMetadataField, message)
+            };
             return Err(Error::Invalid(problems.into_iter().map(line).collect()));
         }
         self.register_matchers(&change.rules).await?;

@@ -13,7 +13,7 @@ impl Service {
 
     /// Makes a notification pending again; one that is still pending stays as it is.
     pub async fn redeliver(&self, id: i64) -> Result<Delivery> {
-        let missing = || Error::NotFound { what: "delivery", id: id.to_string() };
+        let missing = || Error::NotFound { what: super::Resource::Delivery, id: id.to_string() };
         let redeliver = |session: Session| async move { outbox::delivery::redeliver(&session, id).await };
         self.store.alone(redeliver).await?.ok_or_else(missing)?;
         let filter = DeliveryFilter { id: Some(id), ..DeliveryFilter::default() };

@@ -1,6 +1,7 @@
 //! The operations of the API, one function each: begin a transaction, lock, let the domain decide, apply, commit.
 
 mod batches;
+mod conflict;
 mod deliveries;
 mod group_commit;
 mod reports;
@@ -12,12 +13,13 @@ use std::sync::Arc;
 use chrono::TimeDelta;
 use uuid::Uuid;
 
-use crate::domain::task::status::Status;
+use crate::domain::request::problems::{FieldProblem, ProblemCode};
 use crate::store::tasks::heartbeat::Heartbeat;
 use crate::store::{self, Actor, Session, Store, Tx};
 
 use group_commit::GroupCommit;
 
+pub use conflict::{Conflict, ConflictCode};
 pub use tasks::Created;
 
 /// The operations that handlers call, on behalf of one actor.
@@ -54,16 +56,36 @@ impl Default for Lanes {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{what} {id} does not exist")]
-    NotFound { what: &'static str, id: String },
-    #[error("{detail}")]
-    Conflict { detail: String, status: Option<Status>, run: Option<i32> },
+    #[error("{} {id} does not exist", what.name())]
+    NotFound { what: Resource, id: String },
+    #[error("{}", .0.detail)]
+    Conflict(Conflict),
     #[error("Idempotency-Key: already used with a different body")]
     KeyReused,
     #[error("invalid request")]
-    Invalid(Vec<String>),
+    Invalid(Vec<FieldProblem>),
     #[error(transparent)]
     Store(#[from] store::Error),
+}
+
+/// What a request names that may not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    Task,
+    Batch,
+    Delivery,
+    RetryPolicy,
+}
+
+impl Resource {
+    const fn name(self) -> &'static str {
+        match self {
+            Resource::Task => "task",
+            Resource::Batch => "batch",
+            Resource::Delivery => "delivery",
+            Resource::RetryPolicy => "retry policy",
+        }
+    }
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -94,20 +116,14 @@ impl Service {
 }
 
 fn no_task(id: Uuid) -> Error {
-    Error::NotFound { what: "task", id: id.to_string() }
+    Error::NotFound { what: Resource::Task, id: id.to_string() }
 }
 
 fn no_batch(id: Uuid) -> Error {
-    Error::NotFound { what: "batch", id: id.to_string() }
+    Error::NotFound { what: Resource::Batch, id: id.to_string() }
 }
 
-/// The error for a report or change that the status and run of the task do not allow.
-fn conflict(status: Status, current: i32, run: Option<i32>) -> Error {
-    let detail = match run {
-        Some(run) if run != current => {
-            format!("run {run} is not the current run: the task is {status:?} at run {current}")
-        }
-        _ => format!("not allowed while the task is {status:?}"),
-    };
-    Error::Conflict { detail, status: Some(status), run: Some(current) }
+/// The error for a request with one invalid field.
+fn invalid(path: &str, code: ProblemCode, message: impl std::fmt::Display) -> Error {
+    Error::Invalid(vec![FieldProblem::new(path, code, message)])
 }

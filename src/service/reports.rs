@@ -5,9 +5,11 @@ use std::collections::{HashMap, HashSet};
 
 use uuid::Uuid;
 
+use super::conflict::Operation;
 use super::group_commit::{Job, isolate_failures};
-use super::{Error, Result, Service, conflict, no_task};
+use super::{Conflict, Error, Result, Service, invalid, no_task};
 use crate::domain::request::patch::{HeartbeatRequest, Patch};
+use crate::domain::request::problems::ProblemCode;
 use crate::domain::task::lifecycle::{self, Event, Report, Transition, decide};
 use crate::domain::task::{Flags, Task};
 use crate::domain::view::TaskDetails;
@@ -100,7 +102,7 @@ impl Service {
             return Ok(());
         }
         let (status, current) = details::status_and_run(&self.store, id).await?.ok_or_else(|| no_task(id))?;
-        Err(conflict(status, current, run))
+        Err(Error::Conflict(Conflict::new(Operation::Heartbeat, status, current, run)))
     }
 
     /// Records a heartbeat after waiting for the locks on the task and its slots. If that takes too long, records at
@@ -123,19 +125,19 @@ impl Service {
     async fn answer_change(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<TaskDetails> {
         match done {
             Done::Changed => details::task(&self.store, id).await?.ok_or_else(|| no_task(id)),
-            done => self.answer(id, done, run),
+            done => self.answer(id, done, run, Operation::Report),
         }
     }
 
-    pub(super) fn answer(&self, id: Uuid, done: Done, run: Option<i32>) -> Result<TaskDetails> {
+    pub(super) fn answer(&self, id: Uuid, done: Done, run: Option<i32>, operation: Operation) -> Result<TaskDetails> {
         match done {
             Done::Task(task) => Ok(*task),
-            Done::Refused(task) => Err(conflict(task.status, task.run, run)),
+            Done::Refused(task) => Err(Error::Conflict(Conflict::new(operation, task.status, task.run, run))),
             Done::Missing | Done::Changed => Err(no_task(id)),
             Done::TooLarge(size) => {
                 let limit = self.metadata_bytes;
-                let problem = format!("metadata: must have at most {limit} bytes when merged, not {size}");
-                Err(Error::Invalid(vec![problem]))
+                let message = format!("must have at most {limit} bytes when merged, not {size}");
+                Err(invalid("metadata", ProblemCode::TooLarge, message))
             }
         }
     }

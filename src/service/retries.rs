@@ -3,12 +3,11 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::{Error, Result, Service, no_batch, no_task};
+use super::{Conflict, Error, Resource, Result, Service, no_batch, no_task};
 use crate::domain::graph::NoRevival;
 use crate::domain::request::patch::RetryRequest;
 use crate::domain::retry::policy::Policy;
 use crate::domain::task::lifecycle::Transition;
-use crate::domain::task::status::Status;
 use crate::domain::view::retry::RetryStats;
 use crate::domain::view::{AttemptView, KindPolicy, RetriedBatch, RetriedTask, TaskDetails, TaskEvent};
 use crate::store::graph::revive::{self, Targets};
@@ -99,20 +98,9 @@ impl Service {
             NoRevival::Refused(task) => (task, None),
             NoRevival::Blocked { task, parent } => (task, Some(parent)),
         };
-        let Some((status, run)) = details::status_and_run(&self.store, task).await? else { return Ok(no_task(id)) };
-        let detail = match blocked_by {
-            Some(parent) => {
-                format!("task {task} needs the success of task {parent}, which ended badly: retry task {parent}")
-            }
-            None if status.is_executing() => {
-                format!("task {task} is {status:?} and not stuck: it had a heartbeat within STUCK_AFTER_SECS")
-            }
-            None if status == Status::Paused => format!("task {task} is Paused: resume it instead"),
-            None => format!(
-                "task {task} is {status:?}: only a task in Failure, Canceled or RetryPending, or a stuck one, can be retried"
-            ),
-        };
-        Ok(Error::Conflict { detail, status: Some(status), run: Some(run) })
+        let Some(row) = details::task(&self.store, task).await? else { return Ok(no_task(id)) };
+        let stuck_at = row.last_updated.0.checked_add_signed(self.stuck_after).unwrap_or(DateTime::<Utc>::MAX_UTC);
+        Ok(Error::Conflict(Conflict::of_retry(task, row.basic.status, row.basic.run, blocked_by, stuck_at)))
     }
 
     pub async fn attempts(&self, id: Uuid, page: Page<i32>, limit: i64) -> Result<Vec<AttemptView>> {
@@ -136,7 +124,7 @@ impl Service {
     }
 
     pub async fn delete_policy(&self, kind: &str) -> Result<()> {
-        let missing = || Error::NotFound { what: "retry policy", id: kind.to_owned() };
+        let missing = || Error::NotFound { what: Resource::RetryPolicy, id: kind.to_owned() };
         policies::delete(&self.store, kind).await?.then_some(()).ok_or_else(missing)
     }
 }

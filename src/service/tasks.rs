@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::conflict::Operation;
 use super::group_commit::{Job, isolate_failures};
 use super::reports::Done;
-use super::{Error, Result, Service, conflict, no_task};
-use crate::domain::request::new_task::NewBatch;
+use super::{Conflict, Error, Result, Service, invalid, no_task};
+use crate::domain::request::new_batch::NewBatch;
+use crate::domain::request::problems::ProblemCode;
 use crate::domain::rules::Rule;
 use crate::domain::task::Task;
 use crate::domain::task::lifecycle::{Event, decide};
@@ -120,8 +122,8 @@ impl Service {
         let new = matchers::unknown(&self.store, rules);
         if new.len() > matchers::MOST_NEW {
             let (limit, count) = (matchers::MOST_NEW, new.len());
-            let problem = format!("rules: must have at most {limit} matchers that are new to the service, not {count}");
-            return Err(Error::Invalid(vec![problem]));
+            let message = format!("must have at most {limit} matchers that are new to the service, not {count}");
+            return Err(invalid("rules", ProblemCode::WrongCount, message));
         }
         Ok(matchers::register(&self.store, &new).await?)
     }
@@ -171,7 +173,10 @@ impl Service {
     pub async fn task(&self, id: Uuid, run: Option<i32>) -> Result<TaskDetails> {
         let task = details::task(&self.store, id).await?.ok_or_else(|| no_task(id))?;
         let (status, current) = (task.basic.status, task.basic.run);
-        if run.is_some_and(|run| run != current) { Err(conflict(status, current, run)) } else { Ok(task) }
+        if run.is_some_and(|run| run != current) {
+            return Err(Error::Conflict(Conflict::new(Operation::Read, status, current, run)));
+        }
+        Ok(task)
     }
 
     pub async fn tasks(&self, filter: &TaskFilter, page: Page<Uuid>, limit: i64) -> Result<Vec<TaskSummary>> {
@@ -179,18 +184,19 @@ impl Service {
     }
 
     pub async fn cancel(&self, id: Uuid) -> Result<TaskDetails> {
-        self.apply_event(id, &Event::Canceled { reason: format!("canceled by {}", self.actor) }).await
+        let event = Event::Canceled { reason: format!("canceled by {}", self.actor) };
+        self.apply_event(id, &event, Operation::Cancel).await
     }
 
     pub async fn pause(&self, id: Uuid) -> Result<TaskDetails> {
-        self.apply_event(id, &Event::Paused).await
+        self.apply_event(id, &Event::Paused, Operation::Pause).await
     }
 
     pub async fn resume(&self, id: Uuid) -> Result<TaskDetails> {
-        self.apply_event(id, &Event::Resumed).await
+        self.apply_event(id, &Event::Resumed, Operation::Resume).await
     }
 
-    async fn apply_event(&self, id: Uuid, event: &Event) -> Result<TaskDetails> {
+    async fn apply_event(&self, id: Uuid, event: &Event, operation: Operation) -> Result<TaskDetails> {
         let done = self
             .store
             .alone(|session| async move {
@@ -207,7 +213,7 @@ impl Service {
                 finish(tx, id).await
             })
             .await?;
-        self.answer(id, done, None)
+        self.answer(id, done, None, operation)
     }
 }
 

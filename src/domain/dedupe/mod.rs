@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
 use super::matcher;
-use super::request::new_task::{NewTask, compared_lists};
+use super::request::new_batch::compared_lists;
+use super::request::new_task::NewTask;
 use super::task::status::Status;
 
 /// A stored task that a matcher of a new task finds. The new task is not created.

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::domain::matcher::values;
-use crate::domain::request::new_task::{MAX_FIELD_LISTS, read_batch};
+use crate::domain::request::new_batch::{MAX_FIELD_LISTS, read_batch};
 use crate::domain::sample::LIMITS;
 
 use Status::{Canceled, Failure, Pending, Running, Success, Waiting};

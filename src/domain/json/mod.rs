@@ -12,7 +12,7 @@ use serde_json::ser::Formatter;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::request::problems::{Problems, refuse_nul};
+use super::request::problems::{ProblemCode, Problems, refuse_nul};
 
 /// The deepest nesting of a value that the service passes on. Below the parser's own limit of 128, which leaves room
 /// for the levels around the value.
@@ -29,16 +29,16 @@ impl RawJson {
     }
 
     /// Reads a value of a request. Refuses values that a tree could not hold or PostgreSQL could not store.
-    pub fn read(text: &RawValue, path: &str, problems: &mut Problems) -> Option<RawJson> {
+    pub fn read_text(text: &RawValue, path: impl fmt::Display, problems: &mut Problems) -> Option<RawJson> {
         let text = text.get();
         let mut parser = serde_json::Deserializer::from_str(text);
         if let Err(error) = Validator(MAX_DEPTH).deserialize(&mut parser) {
             let mut found = Problems::default();
             if let Ok(tree) = serde_json::from_str(text) {
-                refuse_nul(&tree, path, &mut found);
+                refuse_nul(&tree, &path, &mut found);
             }
             if found.is_empty() {
-                found.add(path, error);
+                found.add(path, ProblemCode::TooLarge, error);
             }
             problems.append(found);
             return None;

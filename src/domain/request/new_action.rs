@@ -1,13 +1,17 @@
-//! Reads the actions of requests and of answers to `on_start` and checks them against every limit. Their bodies stay
-//! text.
+//! The actions of requests and of answers to `on_start`. Their bodies stay text.
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
-use super::fields::Fields;
-use super::problems::Problems;
+use super::RequestLimits;
+use super::fields::{name_of, not_a};
+use super::input::{Ignored, Input, Schemas, input};
+use super::limits::ACTIONS_PER_TASK;
+use super::problems::{FieldProblem, ProblemCode};
+use super::reading::{Place, Reading, Source};
+use super::values::{Text, read_word};
 use crate::domain::json::{self, Object, RawJson};
 use crate::domain::webhook::{Action, ActionKind, RESERVED_HEADERS, Verb, WebhookParams};
 
@@ -16,40 +20,233 @@ const ACTION_FIELDS: [&str; 3] = ["kind", "params", "url"];
 /// The most characters of the reason why the action of an answer is ignored.
 const MAX_REASON_CHARS: usize = 500;
 
-/// Where an action comes from, which decides how strictly it is read.
-#[derive(Clone, Copy)]
-enum Source {
-    /// The action has at most `most` bytes and no unknown fields.
-    Request { most: usize },
-    /// Unknown fields are ignored: they are for the receiver's own use.
-    Answer,
+input! {
+    /// A webhook that Reprise calls.
+    pub struct ActionInput as "ActionInput" {
+        /// The kind of the action.
+        kind: ActionKind,
+        params: WebhookInput,
+        /// Ignored. `GET /task/{id}` shows it, so that its actions can be sent back.
+        trigger: Ignored,
+        /// Ignored, like `trigger`.
+        condition: Ignored,
+    }
 }
 
-/// Reads a list of actions: the first ones, at most `count`, with at most `bytes` each. Also returns the number of all.
-pub(in crate::domain) fn read_actions(
-    fields: &mut Fields,
-    name: &str,
-    (count, bytes): (usize, usize),
-    problems: &mut Problems,
-) -> (Vec<Action>, usize) {
-    let path = fields.path(name);
-    let Some((items, total)) = fields.texts(name, count, problems) else { return (Vec::new(), 0) };
-    let read = |(i, item)| read(item, &format!("{path}[{i}]"), Source::Request { most: bytes }, problems);
-    (items.into_iter().enumerate().filter_map(read).collect(), total)
+input! {
+    /// The call that a webhook makes.
+    pub struct WebhookInput as "WebhookInput" {
+        /// The address to call: `http` or `https`.
+        url: WebhookUrl,
+        /// The HTTP method.
+        verb: Verb,
+        /// Sent as JSON. Notifications add the state of the task under the key `reprise`. Not sent with the verb Get.
+        body: Option<RawJson>,
+        /// Headers of the call. Those that Reprise sets itself are refused: `Host`, `Content-Length`,
+        /// `Idempotency-Key`, `X-Task-…`, `traceparent`, `webhook-…` and others.
+        headers: Option<HeadersInput>,
+    }
 }
 
-pub(in crate::domain) fn read_action(
-    fields: &mut Fields,
-    name: &str,
+impl Input for Action {
+    const KEEPS_TEXT: bool = true;
+
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<Action> {
+        let most = reading.limits.action_bytes;
+        if let Source::Text(text) = source
+            && reading.strict
+            && text.get().len() > most
+            && let size = json::compact_len(text.get())
+            && size > most
+        {
+            let message = format!("must have at most {most} bytes, not {size} (MAX_ACTION_BYTES)");
+            reading.add(at, ProblemCode::TooLarge, message);
+            return None;
+        }
+        let ActionInput { kind, params, .. } = ActionInput::read(source, at, reading)?;
+        let WebhookInput { url, verb, body, headers } = params;
+        let headers = headers.unwrap_or_default().0;
+        Some(Action { kind, params: WebhookParams { url: url.0, verb, body, headers } })
+    }
+
+    fn schema() -> Value {
+        ActionInput::schema()
+    }
+
+    fn define(schemas: &mut Schemas) {
+        ActionInput::define(schemas);
+    }
+}
+
+/// A list of actions: the first ones, at most as many as a task may have, and the number of all.
+#[derive(Debug, Default)]
+pub struct ActionList {
+    pub actions: Vec<Action>,
+    pub total: usize,
+}
+
+impl Input for ActionList {
+    const KEEPS_TEXT: bool = true;
+
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<ActionList> {
+        let (items, total) = texts(&source, reading.limits.actions_per_task, at, reading)?;
+        let read = |(i, item)| Action::read(Source::Text(item), at.item(i), reading);
+        Some(ActionList { actions: items.into_iter().enumerate().filter_map(read).collect(), total })
+    }
+
+    fn schema() -> Value {
+        json!({"type": "array", "items": ActionInput::schema(), "x-limit": ACTIONS_PER_TASK})
+    }
+
+    fn define(schemas: &mut Schemas) {
+        ActionInput::define(schemas);
+    }
+}
+
+/// Returns the first entries of an array that stayed text, at most `most` of them, and the number of all.
+pub(super) fn texts<'a>(
+    source: &Source<'a>,
     most: usize,
-    problems: &mut Problems,
-) -> Option<Action> {
-    let path = fields.path(name);
-    fields.text(name).and_then(|text| read(text, &path, Source::Request { most }, problems))
+    at: Place,
+    reading: &mut Reading,
+) -> Option<(Vec<&'a RawValue>, usize)> {
+    let text = match source {
+        Source::Text(text) => text.get(),
+        // Objects keep lists of actions and tasks as text, so this is never a list.
+        Source::Tree(value) => {
+            not_a("an array", name_of(value), at, reading);
+            return None;
+        }
+    };
+    if !text.starts_with('[') {
+        not_a("an array", super::fields::name_of_text(text), at, reading);
+        return None;
+    }
+    let malformed = |error| reading.add(at, ProblemCode::Malformed, format!("is not valid JSON: {error}"));
+    json::items(text, most).map_err(malformed).ok()
 }
 
-/// Reads the action that an answer to `on_start` may contain. The error says why an object that looks like an action is
-/// invalid.
+impl Input for ActionKind {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<ActionKind> {
+        let find = |word: &str| (word == "Webhook").then_some(ActionKind::Webhook);
+        read_word(source, at, &["Webhook"], find, reading)
+    }
+
+    fn schema() -> Value {
+        json!({"type": "string", "const": "Webhook"})
+    }
+}
+
+/// Reads the verb in any letter case: `Post`, `POST`, `post`.
+impl Input for Verb {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<Verb> {
+        let find = |word: &str| Verb::ALL.into_iter().find(|verb| verb.as_str().eq_ignore_ascii_case(word));
+        read_word(source, at, &Verb::ALL.map(Verb::as_str), find, reading)
+    }
+
+    fn schema() -> Value {
+        json!({"type": "string", "enum": Verb::ALL.map(Verb::as_str)})
+    }
+}
+
+impl Input for RawJson {
+    const KEEPS_TEXT: bool = true;
+
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<RawJson> {
+        match source {
+            Source::Text(text) => RawJson::read_text(text, at, &mut reading.problems),
+            Source::Tree(value) => serde_json::value::to_raw_value(&value)
+                .ok()
+                .and_then(|text| RawJson::read_text(&text, at, &mut reading.problems)),
+        }
+    }
+
+    fn schema() -> Value {
+        json!({})
+    }
+}
+
+/// The address of a webhook.
+#[derive(Debug, Default)]
+pub struct WebhookUrl(pub String);
+
+impl Input for WebhookUrl {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<WebhookUrl> {
+        let Text(url) = Text::<1, 2048>::read(source, at, reading)?;
+        let problem = match url::Url::parse(&url) {
+            Err(error) => Some(format!("is not a URL: {error}")),
+            Ok(url) if !matches!(url.scheme(), "http" | "https") => Some("must start with http:// or https://".into()),
+            Ok(_) => None,
+        };
+        if let Some(problem) = problem {
+            reading.add(at, ProblemCode::Malformed, problem);
+            return None;
+        }
+        Some(WebhookUrl(url))
+    }
+
+    fn schema() -> Value {
+        json!({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2048,
+               "examples": ["http://127.0.0.1:9000/start"]})
+    }
+}
+
+/// The headers of a webhook.
+#[derive(Debug, Default)]
+pub struct HeadersInput(pub BTreeMap<String, String>);
+
+const MAX_HEADER_BYTES: usize = 8192;
+
+impl Input for HeadersInput {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<HeadersInput> {
+        let headers = match source.tree(at, reading)? {
+            Value::Object(headers) => headers,
+            other => {
+                not_a("an object", name_of(&other), at, reading);
+                return None;
+            }
+        };
+        let mut checked = BTreeMap::new();
+        for (name, value) in headers {
+            match header_problem(&name, &value) {
+                Some((code, problem)) => reading.add(at.field(&name), code, problem),
+                None => {
+                    checked.insert(name, value.as_str().unwrap_or_default().to_owned());
+                }
+            }
+        }
+        Some(HeadersInput(checked))
+    }
+
+    fn schema() -> Value {
+        let value = json!({"type": "string", "maxLength": MAX_HEADER_BYTES, "pattern": "^[\\t -~]*$"});
+        let name = json!({"pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"});
+        json!({"type": "object", "additionalProperties": value, "propertyNames": name})
+    }
+}
+
+fn header_problem(name: &str, value: &Value) -> Option<(ProblemCode, String)> {
+    let token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    if name.is_empty() || !name.chars().all(token) {
+        return Some((ProblemCode::Malformed, "is not a valid header name".into()));
+    }
+    if RESERVED_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
+        return Some((ProblemCode::NotAllowed, "is reserved for the service".into()));
+    }
+    match value.as_str() {
+        None => Some((ProblemCode::WrongType, "must be a string".into())),
+        Some(text) if text.len() > MAX_HEADER_BYTES => {
+            Some((ProblemCode::WrongLength, format!("must have at most {MAX_HEADER_BYTES} bytes")))
+        }
+        Some(text) if !text.chars().all(|c| c == ' ' || c == '\t' || c.is_ascii_graphic()) => {
+            Some((ProblemCode::Malformed, "must contain only visible ASCII characters, spaces and tabs".into()))
+        }
+        Some(_) => None,
+    }
+}
+
+/// Reads the action that an answer to `on_start` may contain. Unknown fields are ignored: they are for the receiver's own
+/// use. The error says why an object that looks like an action is invalid.
 pub fn read_answered_action(answer: &[u8]) -> Result<Option<Action>, String> {
     let text = match serde_json::from_slice::<&RawValue>(answer) {
         Ok(text) => text,
@@ -61,100 +258,15 @@ pub fn read_answered_action(answer: &[u8]) -> Result<Option<Action>, String> {
     if !object.is_some_and(|object| ACTION_FIELDS.iter().any(|name| object.texts.contains_key(*name))) {
         return Ok(None);
     }
-    let mut problems = Problems::default();
-    let action = read(text, "answer", Source::Answer, &mut problems);
-    let reason = |problems: Vec<String>| problems.join("; ").chars().take(MAX_REASON_CHARS).collect();
-    problems.or(action).map(Some).map_err(reason)
+    let mut reading = Reading { strict: false, ..Reading::new(&RequestLimits::NONE) };
+    let action = Action::read(Source::Text(text), Place::named("answer"), &mut reading);
+    let reason = |problems: Vec<FieldProblem>| {
+        let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        lines.join("; ").chars().take(MAX_REASON_CHARS).collect()
+    };
+    reading.problems.or(action).map(Some).map_err(reason)
 }
 
 fn holds(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
-}
-
-fn read(text: &RawValue, path: &str, source: Source, problems: &mut Problems) -> Option<Action> {
-    if let Source::Request { most } = source
-        && text.get().len() > most
-        && let size = json::compact_len(text.get())
-        && size > most
-    {
-        problems.add(path, format!("must have at most {most} bytes, not {size} (MAX_ACTION_BYTES)"));
-        return None;
-    }
-    let mut fields = Fields::open_text(text, path, |name| name != "kind", problems)?;
-    fields.require("kind", problems);
-    let kind = fields.choice("kind", &[("Webhook", ActionKind::Webhook)], problems);
-    fields.require("params", problems);
-    let params_path = fields.path("params");
-    let params = fields.text("params").and_then(|text| read_params(text, &params_path, source, problems));
-    close(fields, source, problems);
-    Some(Action { kind: kind?, params: params? })
-}
-
-fn close(fields: Fields, source: Source, problems: &mut Problems) {
-    if matches!(source, Source::Request { .. }) {
-        fields.close(problems);
-    }
-}
-
-fn read_params(text: &RawValue, path: &str, source: Source, problems: &mut Problems) -> Option<WebhookParams> {
-    let mut fields = Fields::open_text(text, path, |name| !["url", "verb", "headers"].contains(&name), problems)?;
-    let url = fields.required_string("url", 1..=2048, problems);
-    if let Some(problem) = url.as_deref().and_then(url_problem) {
-        problems.add(fields.path("url"), problem);
-    }
-    let verb = read_verb(&mut fields, problems);
-    let body_path = fields.path("body");
-    let body = fields.text("body").map(|text| RawJson::read(text, &body_path, problems));
-    let headers = fields.object("headers", problems);
-    let mut checked = BTreeMap::new();
-    if let Some(Value::Object(headers)) = headers {
-        for (name, value) in headers {
-            match header_problem(&name, &value) {
-                Some(problem) => problems.add(fields.path(&format!("headers.{name}")), problem),
-                None => {
-                    checked.insert(name, value.as_str().unwrap_or_default().to_owned());
-                }
-            }
-        }
-    }
-    close(fields, source, problems);
-    Some(WebhookParams { url: url?, verb: verb?, body: body.flatten(), headers: checked })
-}
-
-/// Reads the verb in any letter case: `Post`, `POST`, `post`.
-fn read_verb(fields: &mut Fields, problems: &mut Problems) -> Option<Verb> {
-    fields.require("verb", problems);
-    let value = fields.take("verb")?;
-    let word = |(_, verb): &(&str, Verb)| value.as_str().is_some_and(|text| verb.as_str().eq_ignore_ascii_case(text));
-    let verbs = Verb::ALL.map(|verb| (verb.as_str(), verb));
-    match verbs.iter().find(|verb| word(verb)) {
-        Some((_, verb)) => Some(*verb),
-        None => fields.pick("verb", &value, &verbs, problems),
-    }
-}
-
-fn url_problem(text: &str) -> Option<String> {
-    match url::Url::parse(text) {
-        Err(error) => Some(format!("is not a URL: {error}")),
-        Ok(url) if !matches!(url.scheme(), "http" | "https") => Some("must start with http:// or https://".into()),
-        Ok(_) => None,
-    }
-}
-
-fn header_problem(name: &str, value: &Value) -> Option<String> {
-    let token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
-    if name.is_empty() || !name.chars().all(token) {
-        return Some("is not a valid header name".into());
-    }
-    if RESERVED_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
-        return Some("is reserved for the service".into());
-    }
-    match value.as_str() {
-        None => Some("must be a string".into()),
-        Some(text) if text.len() > 8192 => Some("must have at most 8192 bytes".into()),
-        Some(text) if !text.chars().all(|c| c == ' ' || c == '\t' || c.is_ascii_graphic()) => {
-            Some("must contain only visible ASCII characters, spaces and tabs".into())
-        }
-        Some(_) => None,
-    }
 }

@@ -1,194 +1,321 @@
-//! Reads retry policies and checks them against every limit.
+//! Retry policies of requests: a union of one object per strategy.
 
-use std::ops::RangeInclusive;
+use serde_json::{Value, json};
 
-use serde_json::Value;
-
+use super::RequestLimits;
 use super::fields::Fields;
-use super::problems::{Problems, refuse_nul};
-use crate::domain::retry::RetryLimits;
+use super::input::{Input, Schemas, define_alternative, input, read_body, reference};
+use super::limits::{MaxDelay, MaxJitter, MaxRetries, MaxScheduleDays, MaxScheduleHours, MaxScheduleSecs};
+use super::problems::{FieldProblem, ProblemCode};
+use super::reading::{Place, Reading, Source};
+use super::values::{Limited, List, MAX_I32, Whole, read_word};
 use crate::domain::retry::failure::Trigger;
 use crate::domain::retry::policy::{Delay, Policy, StatusPattern, Strategy};
 
-/// Reads a request whose body is a policy: the default policy of a kind.
-pub fn read_default_policy(body: Value, limits: &RetryLimits) -> Result<Policy, Vec<String>> {
-    let mut problems = Problems::default();
-    refuse_nul(&body, "", &mut problems);
-    let policy = read_policy(body, "", limits, &mut problems);
-    problems.or(policy)
+/// The most delays of a schedule.
+const MAX_DELAYS: usize = 1000;
+
+/// Declares the policies of one strategy: its own fields, and those of every policy.
+macro_rules! policy {
+    (
+        $(#[doc = $doc:literal])*
+        $type:ident as $name:literal { $( $(#[doc = $field_doc:literal])* $field:ident: $kind:ty, )* }
+    ) => {
+        input! {
+            $(#[doc = $doc])*
+            pub struct $type as $name {
+                /// The number of retries after the first run.
+                max_retries: Limited<MaxRetries>,
+                $( $(#[doc = $field_doc])* $field: $kind, )*
+                /// The longest random delay added to each delay, in milliseconds; 500 by default.
+                jitter_ms: Option<Limited<MaxJitter>>,
+                /// The failures that are retried; by default all of them.
+                retry_on: Option<List<Trigger, 1, { usize::MAX }>>,
+                /// HTTP statuses (`"429"`) or classes (`"5xx"`) of `on_start` answers that are retried, whatever their
+                /// failure type.
+                retry_on_status: Option<List<StatusPattern, 0, { usize::MAX }>>,
+                /// HTTP statuses or classes of `on_start` answers that are not retried, whatever their failure type.
+                /// The more exact pattern wins. A pattern must not be in both lists.
+                no_retry_on_status: Option<List<StatusPattern, 0, { usize::MAX }>>,
+                /// Seconds after the creation of the task past which no retry is scheduled; by default retries do not
+                /// expire.
+                expires_after_secs: Option<Whole<1, MAX_I32>>,
+            }
+        }
+
+        impl $type {
+            fn policy(self, strategy: Strategy, at: Place, reading: &mut Reading) -> Policy {
+                let policy = Policy {
+                    max_retries: self.max_retries.to(),
+                    strategy,
+                    jitter_ms: self.jitter_ms.map_or(Policy::DEFAULT_JITTER_MS, |jitter| jitter.to()),
+                    retry_on: self.retry_on.map_or(Trigger::ALL.to_vec(), |list| distinct(list.0)),
+                    retry_on_status: self.retry_on_status.map_or(Vec::new(), |list| distinct(list.0)),
+                    no_retry_on_status: self.no_retry_on_status.map_or(Vec::new(), |list| distinct(list.0)),
+                    expires_after_secs: self.expires_after_secs.map(|secs| secs.to()),
+                };
+                for pattern in policy.retry_on_status.iter().filter(|p| policy.no_retry_on_status.contains(p)) {
+                    let message = format!("\"{}\" is also in retry_on_status", String::from(*pattern));
+                    reading.add(at.field("no_retry_on_status"), ProblemCode::NotAllowed, message);
+                }
+                policy
+            }
+        }
+    };
 }
 
-pub(in crate::domain) fn read_policy(
-    value: Value,
-    path: &str,
-    limits: &RetryLimits,
-    problems: &mut Problems,
-) -> Option<Policy> {
-    let mut fields = Fields::open(value, path, problems)?;
-    fields.require("max_retries", problems);
-    let max_retries = fields.integer("max_retries", 1..=limits.max_retries, problems);
-    let strategy = read_strategy(&mut fields, limits, problems);
-    let most_jitter = limits.max_delay_secs.cast_signed().saturating_mul(1000);
-    let jitter_ms = fields.integer("jitter_ms", 0..=most_jitter, problems);
-    let retry_on = read_retry_on(&mut fields, problems);
-    let retry_on_status = read_patterns(&mut fields, "retry_on_status", problems);
-    let no_retry_on_status = read_patterns(&mut fields, "no_retry_on_status", problems);
-    for pattern in retry_on_status.iter().filter(|pattern| no_retry_on_status.contains(pattern)) {
-        let text = String::from(*pattern);
-        problems.add(fields.path("no_retry_on_status"), format!("\"{text}\" is also in retry_on_status"));
+policy! {
+    /// Retries at once, after jitter alone.
+    ImmediateInput as "ImmediateRetry" {}
+}
+
+policy! {
+    /// Retries after delays that grow by a factor: `initial_delay_secs × backoff_multiplier^attempt`, at most
+    /// `max_delay_secs`. The default strategy.
+    ExponentialBackoffInput as "ExponentialBackoffRetry" {
+        /// The first delay; 5 by default. It must not exceed `max_delay_secs`.
+        initial_delay_secs: Option<Limited<MaxDelay>>,
+        /// The factor by which each further delay grows; 2 by default.
+        backoff_multiplier: Option<Factor>,
+        /// The longest delay; 300 by default.
+        max_delay_secs: Option<Limited<MaxDelay>>,
     }
-    let expires = fields.integer("expires_after_secs", 1..=i64::from(i32::MAX), problems);
-    fields.close(problems);
-    Some(Policy {
-        max_retries: max_retries?,
-        strategy: strategy?,
-        jitter_ms: jitter_ms.map_or(Policy::DEFAULT_JITTER_MS, i64::cast_unsigned),
-        retry_on,
-        retry_on_status,
-        no_retry_on_status,
-        expires_after_secs: expires.map(i64::cast_unsigned),
-    })
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum StrategyType {
-    Immediate,
-    Exponential,
-    Fixed,
-    Custom,
+policy! {
+    /// Retries after the same delay every time.
+    FixedDelayInput as "FixedDelayRetry" {
+        /// The delay.
+        delay_secs: Limited<MaxDelay>,
+    }
 }
 
-/// The strategy that each field belongs to. A field of another strategy is refused as a mistake.
-const STRATEGY_FIELDS: [(&str, StrategyType); 5] = [
-    ("initial_delay_secs", StrategyType::Exponential),
-    ("backoff_multiplier", StrategyType::Exponential),
-    ("max_delay_secs", StrategyType::Exponential),
-    ("delay_secs", StrategyType::Fixed),
-    ("schedule", StrategyType::Custom),
+policy! {
+    /// Retries after the delays of a schedule.
+    CustomInput as "CustomRetry" {
+        /// One delay per retry, of which the last one repeats.
+        schedule: List<Delay, 1, MAX_DELAYS>,
+    }
+}
+
+/// A retry policy of a request.
+#[derive(Debug)]
+pub struct PolicyInput(pub Policy);
+
+/// A strategy: its word, the name of its schema, and the names of its fields.
+struct Alternative {
+    word: &'static str,
+    schema: &'static str,
+    fields: &'static [&'static str],
+}
+
+const ALTERNATIVES: [Alternative; 4] = [
+    Alternative { word: "immediate", schema: "ImmediateRetry", fields: ImmediateInput::FIELDS },
+    Alternative {
+        word: "exponential_backoff",
+        schema: "ExponentialBackoffRetry",
+        fields: ExponentialBackoffInput::FIELDS,
+    },
+    Alternative { word: "fixed_delay", schema: "FixedDelayRetry", fields: FixedDelayInput::FIELDS },
+    Alternative { word: "custom", schema: "CustomRetry", fields: CustomInput::FIELDS },
 ];
 
-fn read_strategy(fields: &mut Fields, limits: &RetryLimits, problems: &mut Problems) -> Option<Strategy> {
-    let words = [
-        ("immediate", StrategyType::Immediate),
-        ("exponential_backoff", StrategyType::Exponential),
-        ("fixed_delay", StrategyType::Fixed),
-        ("custom", StrategyType::Custom),
-    ];
-    let given = fields.has("strategy");
-    let named = match fields.choice("strategy", &words, problems) {
-        Some(strategy) => strategy,
-        None if given => {
-            for (field, _) in STRATEGY_FIELDS {
-                fields.take(field);
+impl Input for PolicyInput {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<PolicyInput> {
+        let mut fields = Fields::open(source, at, |_| false, reading)?;
+        let word = match fields.take("strategy").filter(|word| !word.is_null()) {
+            None => "exponential_backoff",
+            Some(word) => {
+                let find = |word: &str| ALTERNATIVES.iter().map(|own| own.word).find(|known| *known == word);
+                read_word(word, at.field("strategy"), &ALTERNATIVES.map(|own| own.word), find, reading)?
             }
-            return None;
-        }
-        None => StrategyType::Exponential,
-    };
-    for (field, belongs_to) in STRATEGY_FIELDS {
-        if belongs_to != named && fields.take(field).is_some() {
-            let name = words.iter().find(|(_, strategy)| *strategy == belongs_to).map_or("", |(name, _)| name);
-            problems.add(fields.path(field), format!("is allowed only with strategy {name}"));
-        }
+        };
+        refuse_fields_of_others(word, &mut fields, at, reading);
+        let policy = match word {
+            "immediate" => ImmediateInput::read_fields(fields, reading).policy(Strategy::Immediate, at, reading),
+            "fixed_delay" => {
+                let input = FixedDelayInput::read_fields(fields, reading);
+                let strategy = Strategy::FixedDelay { delay_secs: input.delay_secs.to() };
+                input.policy(strategy, at, reading)
+            }
+            "custom" => {
+                let mut input = CustomInput::read_fields(fields, reading);
+                let strategy = Strategy::Custom { schedule: std::mem::take(&mut input.schedule.0) };
+                input.policy(strategy, at, reading)
+            }
+            _ => {
+                let input = ExponentialBackoffInput::read_fields(fields, reading);
+                let strategy = input.strategy(at, reading);
+                input.policy(strategy, at, reading)
+            }
+        };
+        Some(PolicyInput(policy))
     }
-    match named {
-        StrategyType::Immediate => Some(Strategy::Immediate),
-        StrategyType::Exponential => read_backoff(fields, limits, problems),
-        StrategyType::Fixed => {
-            fields.require("delay_secs", problems);
-            let delay = fields.integer("delay_secs", delay_range(limits.max_delay_secs), problems)?;
-            Some(Strategy::FixedDelay { delay_secs: delay.cast_unsigned() })
-        }
-        StrategyType::Custom => read_schedule(fields, limits, problems),
+
+    fn schema() -> Value {
+        reference("RetryPolicyInput")
+    }
+
+    fn define(schemas: &mut Schemas) {
+        let [immediate, exponential, fixed, custom] = ALTERNATIVES.map(|own| (own.schema, own.word));
+        define_alternative::<ImmediateInput>(immediate.0, "strategy", immediate.1, true, schemas);
+        define_alternative::<ExponentialBackoffInput>(exponential.0, "strategy", exponential.1, false, schemas);
+        define_alternative::<FixedDelayInput>(fixed.0, "strategy", fixed.1, true, schemas);
+        define_alternative::<CustomInput>(custom.0, "strategy", custom.1, true, schemas);
+        let schema = json!({
+            "description": "A retry policy: one object per strategy. Without `strategy`, it is exponential_backoff.",
+            "oneOf": ALTERNATIVES.map(|own| reference(own.schema)),
+        });
+        schemas.insert("RetryPolicyInput".into(), schema);
     }
 }
 
-fn read_backoff(fields: &mut Fields, limits: &RetryLimits, problems: &mut Problems) -> Option<Strategy> {
-    let range = delay_range(limits.max_delay_secs);
-    let given_initial = fields.integer("initial_delay_secs", range.clone(), problems).map(i64::cast_unsigned);
-    let given_max = fields.integer("max_delay_secs", range, problems).map(i64::cast_unsigned);
-    let multiplier = fields.take("backoff_multiplier");
-    let backoff_multiplier = multiplier.as_ref().map_or(Some(Policy::DEFAULT_BACKOFF_MULTIPLIER), Value::as_f64);
-    if !backoff_multiplier.is_some_and(|m| m.is_finite() && m >= 1.0) {
-        problems.add(fields.path("backoff_multiplier"), "must be a number of at least 1.0");
-    }
-    // A default yields to a given value, never the other way round.
-    let max_delay_secs = given_max
-        .unwrap_or_else(|| Policy::DEFAULT_MAX_DELAY_SECS.max(given_initial.unwrap_or(0)).min(limits.max_delay_secs));
-    let initial_delay_secs = given_initial.unwrap_or(Policy::DEFAULT_INITIAL_DELAY_SECS.min(max_delay_secs));
-    if initial_delay_secs > max_delay_secs {
-        problems.add(fields.path("initial_delay_secs"), format!("must not exceed max_delay_secs ({max_delay_secs})"));
-    }
-    Some(Strategy::ExponentialBackoff { initial_delay_secs, backoff_multiplier: backoff_multiplier?, max_delay_secs })
-}
-
-fn read_schedule(fields: &mut Fields, limits: &RetryLimits, problems: &mut Problems) -> Option<Strategy> {
-    fields.require("schedule", problems);
-    let path = fields.path("schedule");
-    let items = fields.array("schedule", problems)?;
-    if items.is_empty() || items.len() > 1000 {
-        problems.add(&path, format!("must have 1 to 1000 entries, not {}", items.len()));
-        return None;
-    }
-    let read = |(i, item)| read_delay(item, &format!("{path}[{i}]"), limits, problems);
-    let schedule: Vec<Option<Delay>> = items.into_iter().enumerate().map(read).collect();
-    Some(Strategy::Custom { schedule: schedule.into_iter().collect::<Option<_>>()? })
-}
-
-/// The name of a unit, its length in seconds, and the constructor of its delays.
-type Unit = (&'static str, u64, fn(u64) -> Delay);
-
-fn read_delay(item: Value, path: &str, limits: &RetryLimits, problems: &mut Problems) -> Option<Delay> {
-    let mut entry = Fields::open(item, path, problems)?;
-    let mut found = None;
-    let mut count = 0;
-    let units: [Unit; 3] = [("secs", 1, Delay::Secs), ("hours", 3600, Delay::Hours), ("days", 86_400, Delay::Days)];
-    for (unit, secs, make) in units {
-        count += usize::from(entry.has(unit));
-        let most = limits.max_schedule_delay_secs / secs;
-        found = entry.integer(unit, delay_range(most), problems).map(|n| make(n.cast_unsigned())).or(found);
-    }
-    if count != 1 {
-        problems.add(path, "must have exactly one of secs, hours and days");
-        found = None;
-    }
-    entry.close(problems);
-    found
-}
-
-fn read_patterns(fields: &mut Fields, name: &str, problems: &mut Problems) -> Vec<StatusPattern> {
-    let path = fields.path(name);
-    let mut patterns = Vec::new();
-    for (i, item) in fields.array(name, problems).unwrap_or_default().iter().enumerate() {
-        match item.as_str().and_then(StatusPattern::parse) {
-            Some(pattern) if !patterns.contains(&pattern) => patterns.push(pattern),
-            Some(_) => {}
-            None => problems.add(format!("{path}[{i}]"), "must be a status such as \"429\" or a class: 3xx, 4xx, 5xx"),
+/// Takes out fields that only other strategies have. Null counts as absent; any other value is a mistake.
+fn refuse_fields_of_others(word: &str, fields: &mut Fields, at: Place, reading: &mut Reading) {
+    let own = ALTERNATIVES.iter().find(|own| own.word == word).map_or(&[][..], |own| own.fields);
+    for other in &ALTERNATIVES {
+        for name in other.fields.iter().filter(|name| !own.contains(name)) {
+            if fields.take(name).is_some_and(|value| !value.is_null()) {
+                let message = format!("is allowed only with strategy {}", other.word);
+                reading.add(at.field(name), ProblemCode::NotAllowed, message);
+            }
         }
     }
-    patterns
 }
 
-fn read_retry_on(fields: &mut Fields, problems: &mut Problems) -> Vec<Trigger> {
-    let Some(items) = fields.array("retry_on", problems) else { return Trigger::ALL.to_vec() };
-    if items.is_empty() {
-        problems.add(fields.path("retry_on"), "must not be empty");
+impl ExponentialBackoffInput {
+    fn strategy(&self, at: Place, reading: &mut Reading) -> Strategy {
+        let limit = reading.limits.retry.max_delay_secs;
+        let given_initial: Option<u64> = self.initial_delay_secs.as_ref().map(Limited::to);
+        let given_max: Option<u64> = self.max_delay_secs.as_ref().map(Limited::to);
+        // A default yields to a given value, never the other way round.
+        let max_delay_secs =
+            given_max.unwrap_or_else(|| Policy::DEFAULT_MAX_DELAY_SECS.max(given_initial.unwrap_or(0)).min(limit));
+        let initial_delay_secs = given_initial.unwrap_or(Policy::DEFAULT_INITIAL_DELAY_SECS.min(max_delay_secs));
+        if initial_delay_secs > max_delay_secs {
+            let message = format!("must not exceed max_delay_secs ({max_delay_secs})");
+            reading.add(at.field("initial_delay_secs"), ProblemCode::NotAllowed, message);
+        }
+        let backoff_multiplier = self.backoff_multiplier.map_or(Policy::DEFAULT_BACKOFF_MULTIPLIER, |factor| factor.0);
+        Strategy::ExponentialBackoff { initial_delay_secs, backoff_multiplier, max_delay_secs }
     }
-    let choices = Trigger::ALL.map(|t| (t.as_str(), t));
-    let mut triggers = Vec::new();
-    for (i, item) in items.iter().enumerate() {
-        if let Some(trigger) = fields.pick(&format!("retry_on[{i}]"), item, &choices, problems)
-            && !triggers.contains(&trigger)
-        {
-            triggers.push(trigger);
+}
+
+/// A factor by which delays grow.
+#[derive(Clone, Copy, Debug)]
+pub struct Factor(f64);
+
+impl Input for Factor {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<Factor> {
+        let value = source.tree(at, reading)?;
+        let factor = value.as_f64().filter(|factor| factor.is_finite() && *factor >= 1.0);
+        if factor.is_none() {
+            let code = if value.is_number() { ProblemCode::OutOfRange } else { ProblemCode::WrongType };
+            reading.add(at, code, "must be a number of at least 1.0");
+        }
+        factor.map(Factor)
+    }
+
+    fn schema() -> Value {
+        json!({"type": "number", "format": "double", "minimum": 1})
+    }
+}
+
+input! {
+    /// A delay in seconds.
+    pub struct DelaySecsInput as "DelaySecs" {
+        secs: Limited<MaxScheduleSecs>,
+    }
+}
+
+input! {
+    /// A delay in hours.
+    pub struct DelayHoursInput as "DelayHours" {
+        hours: Limited<MaxScheduleHours>,
+    }
+}
+
+input! {
+    /// A delay in days.
+    pub struct DelayDaysInput as "DelayDays" {
+        days: Limited<MaxScheduleDays>,
+    }
+}
+
+impl Input for Delay {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<Delay> {
+        let mut fields = Fields::open(source, at, |_| false, reading)?;
+        fields.drop_nulls();
+        let given: Vec<&str> =
+            ["secs", "hours", "days"].into_iter().filter(|unit| fields.get(unit).is_some()).collect();
+        match given.as_slice() {
+            ["secs"] => Some(Delay::Secs(DelaySecsInput::read_fields(fields, reading).secs.to())),
+            ["hours"] => Some(Delay::Hours(DelayHoursInput::read_fields(fields, reading).hours.to())),
+            ["days"] => Some(Delay::Days(DelayDaysInput::read_fields(fields, reading).days.to())),
+            _ => {
+                reading.add(at, ProblemCode::WrongCount, "must have exactly one of secs, hours and days");
+                None
+            }
         }
     }
-    triggers
+
+    fn schema() -> Value {
+        reference("Delay")
+    }
+
+    fn define(schemas: &mut Schemas) {
+        DelaySecsInput::define(schemas);
+        DelayHoursInput::define(schemas);
+        DelayDaysInput::define(schemas);
+        let schema = json!({
+            "description": "A delay in one unit.",
+            "oneOf": [reference("DelaySecs"), reference("DelayHours"), reference("DelayDays")],
+        });
+        schemas.insert("Delay".into(), schema);
+    }
 }
 
-/// Returns the allowed range of a delay: at least 1.
-fn delay_range(most: u64) -> RangeInclusive<i64> {
-    1..=i64::try_from(most).unwrap_or(i64::MAX)
+impl Input for StatusPattern {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<StatusPattern> {
+        let value = source.tree(at, reading)?;
+        let pattern = value.as_str().and_then(StatusPattern::parse);
+        if pattern.is_none() {
+            let message = "must be a status such as \"429\" or a class: 3xx, 4xx, 5xx";
+            reading.add(at, ProblemCode::Malformed, message);
+        }
+        pattern
+    }
+
+    fn schema() -> Value {
+        json!({"type": "string", "pattern": "^[345](xx|[0-9][0-9])$", "examples": ["429", "5xx"]})
+    }
+}
+
+impl Input for Trigger {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<Trigger> {
+        let find = |word: &str| Trigger::ALL.into_iter().find(|trigger| trigger.as_str() == word);
+        read_word(source, at, &Trigger::ALL.map(Trigger::as_str), find, reading)
+    }
+
+    fn schema() -> Value {
+        reference("RetryTrigger")
+    }
+}
+
+/// Returns the values in their order, each once.
+fn distinct<T: PartialEq>(values: Vec<T>) -> Vec<T> {
+    let mut kept = Vec::with_capacity(values.len());
+    for value in values {
+        if !kept.contains(&value) {
+            kept.push(value);
+        }
+    }
+    kept
+}
+
+/// Reads a request whose body is a policy: the default policy of a kind.
+pub fn read_default_policy(body: Value, limits: &RequestLimits) -> Result<Policy, Vec<FieldProblem>> {
+    read_body(body, limits, |PolicyInput(policy), _| policy)
 }
 
 #[cfg(test)]

@@ -1,59 +1,85 @@
-//! Reads requests that create tasks and checks them against every limit.
+//! The tasks of requests.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, Utc};
-use serde_json::Value;
-use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
-use super::fields::Fields;
-use super::new_action::{read_action, read_actions};
-use super::new_policy::read_policy;
-use super::problems::Problems;
-use crate::domain::matcher::{DedupeMatcher, read_strategy};
+use super::input::{Given, Input, Schemas, input, reference};
+use super::limits::DEPENDENCIES_PER_TASK;
+use super::new_action::ActionList;
+use super::new_matcher::DedupeStrategy;
+use super::new_policy::PolicyInput;
+use super::new_rule::RuleList;
+use super::problems::ProblemCode;
+use super::reading::{Place, Reading, Source};
+use super::values::{Label, MAX_I32, MetadataInput, Text, Time, Whole, read_array};
+use crate::domain::matcher::DedupeMatcher;
 use crate::domain::retry::policy::Policy;
-use crate::domain::rules::{Rule, RuleTarget, read_rules};
+use crate::domain::rules::{Rule, RuleTarget};
 use crate::domain::task::Flags;
 use crate::domain::task::status::Status;
 use crate::domain::webhook::{Action, Actions};
-use crate::domain::{json, retry};
 
-/// The most lists of fields by which the tasks of one kind are compared. Each list costs a pass over all tasks of that
-/// kind in the request.
-pub const MAX_FIELD_LISTS: usize = 20;
-
-/// The limits of requests and the defaults for what they leave out, from the configuration.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestLimits {
-    pub tasks_per_batch: usize,
-    pub dependencies_per_task: usize,
-    pub links_per_batch: usize,
-    pub actions_per_task: usize,
-    pub metadata_bytes: usize,
-    /// Bytes of one action: URL, headers and body.
-    pub action_bytes: usize,
-    /// Bytes of one task with all its actions.
-    pub task_bytes: usize,
-    pub retry: retry::RetryLimits,
-    /// Whether to cancel dead ends in batches that do not say.
-    pub dead_end_cancel: bool,
+input! {
+    /// A task to create.
+    pub struct TaskInput as "TaskInput" {
+        /// An id within the request, for `dependencies`. Answers return it as `local_id`.
+        id: Option<Text<1, 255>>,
+        /// A name for people; it must not be blank.
+        name: Label<255>,
+        /// The kind of work. Default policies, rules and statistics refer to it. It must not be blank.
+        kind: Label<100>,
+        /// Seconds without a heartbeat after which the run times out; 60 by default.
+        timeout: Option<Whole<1, 86_400>>,
+        /// Any JSON object of at most 64 KiB.
+        metadata: Option<MetadataInput>,
+        /// Tasks with a higher priority start first; 0 by default.
+        priority: Option<Whole<-1000, 1000>>,
+        /// The webhook that starts the task. Without it, a claimed task is Running at once.
+        on_start: Option<Action>,
+        /// Webhooks called when the task succeeds.
+        on_success: Option<ActionList>,
+        /// Webhooks called when the task fails for good.
+        on_failure: Option<ActionList>,
+        /// Webhooks called when a retry or a deferral is scheduled.
+        on_retry: Option<ActionList>,
+        /// Tasks that must end before this task starts.
+        dependencies: Option<DependencyList>,
+        /// If one of these matchers finds an existing task, this task is not created.
+        dedupe_strategy: Option<DedupeStrategy>,
+        /// The number of items that the task expects to process.
+        expected_count: Option<Whole<0, MAX_I32>>,
+        /// Whether the cancellation of dead ends stops at this task instead of continuing to its parents; false by
+        /// default.
+        dead_end_barrier: Option<bool>,
+        /// The retry policy. If absent, the default policy of the kind applies, or the task is not retried; null turns
+        /// retries off.
+        retry: Given<PolicyInput>,
+        /// The task does not start before this time.
+        run_at: Option<Time>,
+        /// Limits that the task must meet to start. All of them must pass.
+        rules: Option<RuleList>,
+        /// A key such as a tenant. Among tasks of equal priority, keys take turns.
+        fair_key: Option<Text<1, 255>>,
+    }
 }
 
-#[derive(Debug, PartialEq)]
-pub struct NewBatch {
-    pub tasks: Vec<NewTask>,
-    pub on_batch_complete: Vec<Action>,
-    pub scope: Option<String>,
-    pub metadata: Option<Value>,
-    /// The fair key of tasks that have none of their own.
-    pub fair_key: Option<String>,
-    pub dead_end_cancel: bool,
-    /// Approximate number of bytes to store.
-    pub bytes: usize,
+input! {
+    /// A task that must end first.
+    pub struct DependencyInput as "DependencyInput" {
+        /// The `id` of a task that appears earlier in the request.
+        id: Text<1, 255>,
+        /// Whether the task fails if the named task does not succeed; true by default. If false, it starts in either
+        /// case.
+        requires_success: Option<bool>,
+    }
 }
 
 #[derive(Debug, PartialEq)]
 pub struct NewTask {
+    /// The id that the request gave the task.
+    pub local_id: Option<String>,
     pub name: String,
     pub kind: String,
     pub timeout_secs: i32,
@@ -90,13 +116,6 @@ pub struct Dependency {
     pub requires_success: bool,
 }
 
-impl NewBatch {
-    /// Returns the fair key of a task, or an empty string if neither the task nor the batch has one.
-    pub fn fair_key_of<'a>(&'a self, task: &'a NewTask) -> &'a str {
-        task.fair_key.as_deref().or(self.fair_key.as_deref()).unwrap_or_default()
-    }
-}
-
 impl NewTask {
     /// Returns the flags of the task. `dead_end_cancel` is the setting of its batch.
     pub fn flags(&self, dead_end_cancel: bool) -> Flags {
@@ -118,277 +137,113 @@ impl NewTask {
     }
 }
 
-/// Reads the body of a request that creates tasks. An empty body counts as `{}`.
-pub fn read_batch(body: &[u8], limits: &RequestLimits) -> Result<NewBatch, Vec<String>> {
-    let mut problems = Problems::default();
-    let body = if body.is_empty() { b"{}" } else { body };
-    let batch = match serde_json::from_slice::<&RawValue>(body) {
-        Ok(text) if text.get().starts_with('[') => {
-            let items = json::items(text.get(), limits.tasks_per_batch).ok();
-            items.map(|items| NewBatch {
-                tasks: read_tasks(&items, "", limits, &mut problems),
-                on_batch_complete: Vec::new(),
-                scope: None,
-                metadata: None,
-                fair_key: None,
-                dead_end_cancel: limits.dead_end_cancel,
-                bytes: body.len(),
-            })
+impl TaskInput {
+    /// Completes a task: checks what concerns more than one field. `positions` holds the ids of the earlier tasks.
+    pub fn task(self, positions: &HashMap<String, usize>, at: Place, reading: &mut Reading) -> NewTask {
+        let notifications = [&self.on_success, &self.on_failure, &self.on_retry];
+        let count: usize = notifications.into_iter().flatten().map(|list| list.total).sum();
+        let most = reading.limits.actions_per_task;
+        if count > most {
+            let message =
+                format!("with on_failure and on_retry, must have at most {most} actions in total, not {count}");
+            reading.add(at.field("on_success"), ProblemCode::WrongCount, message);
         }
-        Ok(text) if text.get().starts_with('{') => read_object(text, limits, &mut problems),
-        Ok(_) => {
-            problems.add("", "must be an array of tasks or an object with `tasks`");
-            None
-        }
-        Err(error) => {
-            problems.add("", format!("is not valid JSON: {error}"));
-            None
-        }
-    };
-    problems.or(batch)
-}
-
-fn read_object(text: &RawValue, limits: &RequestLimits, problems: &mut Problems) -> Option<NewBatch> {
-    let mut fields = Fields::open_text(text, "", |_| true, problems)?;
-    fields.require("tasks", problems);
-    let items = fields.texts("tasks", limits.tasks_per_batch, problems).unwrap_or_default();
-    let most = (limits.actions_per_task, limits.action_bytes);
-    let (on_batch_complete, actions) = read_actions(&mut fields, "on_batch_complete", most, problems);
-    if actions > limits.actions_per_task {
-        let most = limits.actions_per_task;
-        problems.add("on_batch_complete", format!("must have at most {most} actions, not {actions}"));
-    }
-    if let Err(size) = fields.parse_texts(limits.task_bytes, problems) {
-        let what = format!("must have at most {} bytes, not {size} (MAX_TASK_BYTES)", limits.task_bytes);
-        problems.add("", format!("the fields other than tasks and on_batch_complete {what}"));
-    }
-    let batch = NewBatch {
-        tasks: read_tasks(&items, "tasks", limits, problems),
-        on_batch_complete,
-        scope: fields.string("scope", 1..=255, problems),
-        metadata: read_metadata(&mut fields, limits, problems),
-        fair_key: fields.string("fair_key", 1..=255, problems),
-        dead_end_cancel: fields.boolean("dead_end_cancel", problems).unwrap_or(limits.dead_end_cancel),
-        bytes: text.get().len(),
-    };
-    fields.close(problems);
-    Some(batch)
-}
-
-/// Reads the tasks of a batch. `items` are the first ones, at most as many as are allowed; `count` is the number of
-/// all.
-fn read_tasks(
-    (items, count): &(Vec<&RawValue>, usize),
-    path: &str,
-    limits: &RequestLimits,
-    problems: &mut Problems,
-) -> Vec<NewTask> {
-    if *count > limits.tasks_per_batch {
-        let most = limits.tasks_per_batch;
-        problems.add(path, format!("must have at most {most} tasks, not {count} (MAX_TASKS_PER_BATCH)"));
-        return Vec::new();
-    }
-    let mut tasks: Vec<NewTask> = Vec::with_capacity(items.len());
-    let mut positions: HashMap<String, usize> = HashMap::new();
-    let mut links = 0;
-    for (i, item) in items.iter().enumerate() {
-        let path = format!("{path}[{i}]");
-        if item.get().len() > limits.task_bytes && !fits(item, &path, limits, problems) {
-            continue;
-        }
-        let Some(mut fields) = Fields::open_text(item, &*path, is_action, problems) else { continue };
-        let id = fields.string("id", 1..=255, problems);
-        let task = read_task(&mut fields, &positions, limits, problems);
-        if let Some(id) = id
-            && positions.insert(id.clone(), i).is_some()
-        {
-            problems.add(fields.path("id"), format!("\"{id}\" is used twice"));
-        }
-        if let Some(size) = stored_size_if_too_large(item, &task, limits) {
-            problems.add(path, too_large(size, limits));
-        }
-        fields.close(problems);
-        links += task.dependencies.len();
-        for dependency in &task.dependencies {
-            if let Some(parent) = tasks.get_mut(dependency.parent) {
-                parent.has_children = true;
+        let kind = self.kind.0;
+        let metadata = self.metadata.and_then(|metadata| metadata.0);
+        let rules: Vec<Rule> = self.rules.unwrap_or_default().0.into_iter().map(|rule| rule.rule(&kind)).collect();
+        let target = RuleTarget { metadata: metadata.as_ref(), has_expected_count: self.expected_count.is_some() };
+        for (i, rule) in rules.iter().enumerate() {
+            if let Some(problem) = target.problem(rule) {
+                let list = at.field("rules");
+                reading.add(list.item(i), ProblemCode::MissingMetadataField, problem);
             }
         }
-        tasks.push(task);
-    }
-    if links > limits.links_per_batch {
-        let most = limits.links_per_batch;
-        problems.add(path, format!("must have at most {most} dependencies in all, not {links} (MAX_LINKS_PER_BATCH)"));
-    }
-    if let Some(kind) = kind_with_too_many_lists(&tasks) {
-        let what = format!("dedupe_strategy must compare tasks of the kind \"{kind}\"");
-        problems.add(path, format!("{what} by at most {MAX_FIELD_LISTS} different lists of fields"));
-    }
-    tasks
-}
-
-fn is_action(name: &str) -> bool {
-    ["on_start", "on_success", "on_failure", "on_retry"].contains(&name)
-}
-
-/// Whether the text of a task is small enough. A larger task is never parsed into a tree: only its actions are checked,
-/// because one of them may be what is too large.
-fn fits(text: &RawValue, path: &str, limits: &RequestLimits, problems: &mut Problems) -> bool {
-    let size = json::compact_len(text.get());
-    if size <= limits.task_bytes {
-        return true;
-    }
-    problems.add(path, too_large(size, limits));
-    if let Some(mut fields) =
-        text.get().starts_with('{').then(|| Fields::open_text(text, path, |_| true, problems)).flatten()
-    {
-        read_task_actions(&mut fields, limits, problems);
-    }
-    false
-}
-
-fn too_large(size: usize, limits: &RequestLimits) -> String {
-    format!("must have at most {} bytes, not {size} (MAX_TASK_BYTES)", limits.task_bytes)
-}
-
-/// Returns the size of a task that is too large because PostgreSQL writes out the numbers of its metadata.
-fn stored_size_if_too_large(text: &RawValue, task: &NewTask, limits: &RequestLimits) -> Option<usize> {
-    let metadata = task.metadata.as_ref()?;
-    let stored = json::stored_len(metadata);
-    if text.get().len() + stored <= limits.task_bytes {
-        return None;
-    }
-    let size = json::compact_len(text.get()) + stored.saturating_sub(metadata.to_string().len());
-    (size > limits.task_bytes).then_some(size)
-}
-
-/// Reads the actions of a task. Also returns the number of its notifications.
-fn read_task_actions(fields: &mut Fields, limits: &RequestLimits, problems: &mut Problems) -> (Actions, usize) {
-    let on_start = read_action(fields, "on_start", limits.action_bytes, problems);
-    let most = (limits.actions_per_task, limits.action_bytes);
-    let mut count = 0;
-    let mut list = |name| {
-        let (actions, all) = read_actions(fields, name, most, problems);
-        count += all;
-        actions
-    };
-    let (on_success, on_failure, on_retry) = (list("on_success"), list("on_failure"), list("on_retry"));
-    (Actions { on_start, on_success, on_failure, on_retry, cancel: None }, count)
-}
-
-fn read_task(
-    fields: &mut Fields,
-    positions: &HashMap<String, usize>,
-    limits: &RequestLimits,
-    problems: &mut Problems,
-) -> NewTask {
-    let name = fields.required_text("name", 1..=255, problems).unwrap_or_default();
-    let kind = fields.required_text("kind", 1..=100, problems).unwrap_or_default();
-    let (actions, notifications) = read_task_actions(fields, limits, problems);
-    let mut task = NewTask {
-        name,
-        rules: read_rules(fields, &kind, problems),
-        kind,
-        timeout_secs: fields.integer("timeout", 1..=86_400, problems).unwrap_or(60),
-        metadata: read_metadata(fields, limits, problems),
-        priority: fields.integer("priority", -1000..=1000, problems).unwrap_or(0),
-        actions,
-        dependencies: read_dependencies(fields, positions, limits, problems),
-        has_children: false,
-        dedupe_strategy: Vec::new(),
-        expected_count: fields.integer("expected_count", 0..=i32::MAX, problems),
-        dead_end_barrier: fields.boolean("dead_end_barrier", problems).unwrap_or(false),
-        retry: read_retry(fields, limits, problems),
-        run_at: fields.timestamp("run_at", problems),
-        fair_key: fields.string("fair_key", 1..=255, problems),
-    };
-    task.dedupe_strategy = read_strategy(fields, &task.kind, task.metadata.as_ref(), problems);
-    let target = RuleTarget { metadata: task.metadata.as_ref(), has_expected_count: task.expected_count.is_some() };
-    for (i, rule) in task.rules.iter().enumerate() {
-        if let Some(problem) = target.problem(rule) {
-            problems.add(fields.path(&format!("rules[{i}]")), problem);
+        let dedupe = self.dedupe_strategy.unwrap_or_default().0.into_iter().enumerate().map(|(i, matcher)| {
+            let list = at.field("dedupe_strategy");
+            matcher.matcher(&kind, metadata.as_ref(), list.item(i), reading)
+        });
+        let dedupe_strategy = dedupe.collect();
+        let actions = |list: Option<ActionList>| list.map_or(Vec::new(), |list| list.actions);
+        NewTask {
+            dependencies: self.dependencies.unwrap_or_default().resolve(positions, at.field("dependencies"), reading),
+            local_id: self.id.map(|id| id.0),
+            name: self.name.0,
+            kind,
+            timeout_secs: self.timeout.map_or(60, Whole::to),
+            metadata,
+            priority: self.priority.map_or(0, Whole::to),
+            actions: Actions {
+                on_start: self.on_start,
+                on_success: actions(self.on_success),
+                on_failure: actions(self.on_failure),
+                on_retry: actions(self.on_retry),
+                cancel: None,
+            },
+            has_children: false,
+            dedupe_strategy,
+            expected_count: self.expected_count.map(Whole::to),
+            dead_end_barrier: self.dead_end_barrier.unwrap_or(false),
+            retry: match self.retry {
+                Given::Absent => RetryChoice::OfKind,
+                Given::Null | Given::Invalid => RetryChoice::OptOut,
+                Given::Value(PolicyInput(policy)) => RetryChoice::Own(policy),
+            },
+            run_at: self.run_at.map(|time| time.0),
+            rules,
+            fair_key: self.fair_key.map(|key| key.0),
         }
     }
-    if notifications > limits.actions_per_task {
-        let most = limits.actions_per_task;
-        problems.add(
-            fields.path("on_success"),
-            format!("with on_failure and on_retry, must have at most {most} actions in total, not {notifications}"),
-        );
-    }
-    task
 }
 
-fn read_retry(fields: &mut Fields, limits: &RequestLimits, problems: &mut Problems) -> RetryChoice {
-    if !fields.contains("retry") {
-        return RetryChoice::OfKind;
+/// The dependencies of a task, each with its position in the list.
+#[derive(Debug, Default)]
+pub struct DependencyList(Vec<(usize, DependencyInput)>);
+
+impl Input for DependencyList {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<DependencyList> {
+        let items = read_array(source, at, reading)?;
+        let most = reading.limits.dependencies_per_task;
+        if items.len() > most {
+            let message = format!("must have at most {most} entries, not {} (MAX_DEPENDENCIES_PER_TASK)", items.len());
+            reading.add(at, ProblemCode::WrongCount, message);
+            return None;
+        }
+        let read = |(i, item)| Some((i, DependencyInput::read(Source::Tree(item), at.item(i), reading)?));
+        Some(DependencyList(items.into_iter().enumerate().filter_map(read).collect()))
     }
-    let Some(value) = fields.take("retry") else { return RetryChoice::OptOut };
-    read_policy(value, &fields.path("retry"), &limits.retry, problems).map_or(RetryChoice::OptOut, RetryChoice::Own)
+
+    fn schema() -> Value {
+        json!({"type": "array", "items": reference("DependencyInput"), "x-limit": DEPENDENCIES_PER_TASK})
+    }
+
+    fn define(schemas: &mut Schemas) {
+        DependencyInput::define(schemas);
+    }
 }
 
-fn read_dependencies(
-    fields: &mut Fields,
-    positions: &HashMap<String, usize>,
-    limits: &RequestLimits,
-    problems: &mut Problems,
-) -> Vec<Dependency> {
-    let path = fields.path("dependencies");
-    let items = fields.array("dependencies", problems).unwrap_or_default();
-    if items.len() > limits.dependencies_per_task {
-        let most = limits.dependencies_per_task;
-        problems
-            .add(path, format!("must have at most {most} entries, not {} (MAX_DEPENDENCIES_PER_TASK)", items.len()));
-        return Vec::new();
-    }
-    let mut dependencies: BTreeMap<usize, Dependency> = BTreeMap::new();
-    for (i, item) in items.into_iter().enumerate() {
-        let Some(mut fields) = Fields::open(item, format!("{path}[{i}]"), problems) else { continue };
-        let id = fields.required_string("id", 1..=255, problems);
-        let requires_success = fields.boolean("requires_success", problems).unwrap_or(true);
-        if let Some(id) = id {
+impl DependencyList {
+    /// Finds the tasks that the dependencies name.
+    fn resolve(self, positions: &HashMap<String, usize>, at: Place, reading: &mut Reading) -> Vec<Dependency> {
+        let mut dependencies: BTreeMap<usize, Dependency> = BTreeMap::new();
+        for (i, dependency) in self.0 {
+            let Text(id) = dependency.id;
+            let entry = at.item(i);
+            let place = entry.field("id");
             match positions.get(&id) {
-                None => problems.add(fields.path("id"), format!("no earlier task of the batch has the id \"{id}\"")),
+                // An invalid id is empty and already has a problem.
+                None if id.is_empty() => {}
+                None => {
+                    let message = format!("no earlier task of the batch has the id \"{id}\"");
+                    reading.add(place, ProblemCode::UnknownDependency, message);
+                }
                 Some(&parent) => {
+                    let requires_success = dependency.requires_success.unwrap_or(true);
                     if dependencies.insert(parent, Dependency { parent, requires_success }).is_some() {
-                        problems.add(fields.path("id"), format!("\"{id}\" is named twice"));
+                        reading.add(place, ProblemCode::NotUnique, format!("\"{id}\" is named twice"));
                     }
                 }
             }
         }
-        fields.close(problems);
+        dependencies.into_values().collect()
     }
-    dependencies.into_values().collect()
 }
-
-pub(in crate::domain) fn read_metadata(
-    fields: &mut Fields,
-    limits: &RequestLimits,
-    problems: &mut Problems,
-) -> Option<Value> {
-    let metadata = fields.object("metadata", problems)?;
-    let size = json::stored_len(&metadata);
-    if size > limits.metadata_bytes {
-        let most = limits.metadata_bytes;
-        problems.add(fields.path("metadata"), format!("must have at most {most} bytes, not {size}"));
-    }
-    Some(metadata).filter(|m| m.as_object().is_some_and(|m| !m.is_empty()))
-}
-
-/// Returns the lists of fields by which matchers compare the tasks of each kind.
-pub fn compared_lists(tasks: &[NewTask]) -> HashMap<&str, BTreeSet<&[String]>> {
-    let mut lists: HashMap<&str, BTreeSet<&[String]>> = HashMap::new();
-    for matcher in tasks.iter().flat_map(|task| &task.dedupe_strategy) {
-        lists.entry(&matcher.kind).or_default().insert(&matcher.fields);
-    }
-    lists
-}
-
-/// Returns a kind whose tasks are compared by too many lists of fields.
-fn kind_with_too_many_lists(tasks: &[NewTask]) -> Option<&str> {
-    compared_lists(tasks).into_iter().filter(|(_, lists)| lists.len() > MAX_FIELD_LISTS).map(|(kind, _)| kind).min()
-}
-
-#[cfg(test)]
-#[path = "tests/new_task.rs"]
-mod tests;

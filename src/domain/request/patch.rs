@@ -1,16 +1,63 @@
-//! Readers of requests about an existing task: patches, heartbeats and manual retries.
+//! Requests about an existing task: patches, heartbeats and manual retries.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::fields::Fields;
-use super::new_task::{RequestLimits, read_metadata};
-use super::problems::{Problems, refuse_nul};
+use super::RequestLimits;
+use super::input::{Given, Input, input, null_as_empty, read_body};
+use super::problems::{FieldProblem, ProblemCode};
+use super::reading::{Place, Reading, Source};
+use super::values::{MAX_I32, MetadataInput, Text, Whole, read_word};
 use crate::domain::retry::failure::{Failure, FailureType, RetryAfter, Trigger};
 use crate::domain::task::status::Status;
 
-/// The fields of a `PATCH` that a `PUT` does not have. Clients that send one shape for both set them to null.
-const PATCH_ONLY: [&str; 8] =
-    ["status", "failure_reason", "failure_type", "retry_after_secs", "metadata", "expected_count", "priority", "run"];
+input! {
+    /// A report of a run, or a change of a task.
+    pub struct PatchInput as "TaskPatch" {
+        /// The result of the run.
+        status: Given<ReportedStatus>,
+        /// Why the run failed; required with Failure, refused without it.
+        failure_reason: Given<Text<1, 65_536>>,
+        /// The class of the failure; `unknown` by default. Allowed only with Failure.
+        failure_type: Option<ReportedFailureType>,
+        /// With Failure: defers the task by this many seconds, without using up a retry. Refused with the final types
+        /// `validation_error` and `authentication_error`.
+        retry_after_secs: Given<Whole<1, MAX_I32>>,
+        /// Fields merged into the metadata of the task.
+        metadata: Option<MetadataInput>,
+        /// Added to `success`.
+        new_success: Option<Whole<0, MAX_I32>>,
+        /// Added to `failures`.
+        new_failures: Option<Whole<0, MAX_I32>>,
+        /// The number of items that the task expects to process.
+        expected_count: Option<Whole<0, MAX_I32>>,
+        /// Tasks with a higher priority start first.
+        priority: Option<Whole<-1000, 1000>>,
+        /// The run that the request is about. The answer is 409 if the task is at another run.
+        run: Option<Whole<0, MAX_I32>>,
+    }
+}
+
+input! {
+    /// A heartbeat, with numbers to add to the counters of the task.
+    pub struct HeartbeatInput as "Heartbeat" {
+        /// Added to `success`.
+        new_success: Option<Whole<0, MAX_I32>>,
+        /// Added to `failures`.
+        new_failures: Option<Whole<0, MAX_I32>>,
+    }
+}
+
+input! {
+    /// The options of a manual retry.
+    pub struct ManualRetryInput as "ManualRetry" {
+        /// The name of the requester in the audit trail.
+        requested_by: Option<Text<1, 255>>,
+        /// Whether tasks that failed only because of the retried tasks wait for them again; true by default.
+        cascade: Option<bool>,
+        /// Whether to only return what would change; false by default.
+        dry_run: Option<bool>,
+    }
+}
 
 /// The changes that `PATCH /task/{id}` asks for.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,101 +89,123 @@ pub struct RetryRequest {
     pub dry_run: bool,
 }
 
-pub fn read_patch(body: Value, limits: &RequestLimits) -> Result<Patch, Vec<String>> {
-    let mut problems = Problems::default();
-    refuse_nul(&body, "", &mut problems);
-    let patch = Fields::open(body, "", &mut problems).map(|mut fields| {
-        let result = read_result(&mut fields, &mut problems);
-        let patch = Patch {
-            result,
-            metadata: read_metadata(&mut fields, limits, &mut problems),
-            progress: read_counters(&mut fields, &mut problems),
-            expected_count: fields.integer("expected_count", 0..=i32::MAX, &mut problems),
-            priority: fields.integer("priority", -1000..=1000, &mut problems),
-            run: fields.integer("run", 0..=i32::MAX, &mut problems),
-            proven: false,
-        };
-        fields.close(&mut problems);
-        patch
-    });
-    problems.or(patch)
+pub fn read_patch(body: Value, limits: &RequestLimits) -> Result<Patch, Vec<FieldProblem>> {
+    read_body(body, limits, |mut input: PatchInput, reading| Patch {
+        result: input.result(reading),
+        metadata: input.metadata.and_then(|metadata| metadata.0),
+        progress: progress(input.new_success, input.new_failures),
+        expected_count: input.expected_count.map(Whole::to),
+        priority: input.priority.map(Whole::to),
+        run: input.run.map(Whole::to),
+        proven: false,
+    })
 }
 
-pub fn read_progress(body: Value) -> Result<HeartbeatRequest, Vec<String>> {
-    let mut problems = Problems::default();
-    let progress = Fields::open(null_as_empty(body), "", &mut problems).map(|mut fields| {
-        let progress = read_counters(&mut fields, &mut problems);
-        fields.drop_nulls(&PATCH_ONLY);
-        fields.close(&mut problems);
-        progress
-    });
-    problems.or(progress)
-}
-
-pub fn read_retry_request(body: Value) -> Result<RetryRequest, Vec<String>> {
-    let mut problems = Problems::default();
-    refuse_nul(&body, "", &mut problems);
-    let request = Fields::open(null_as_empty(body), "", &mut problems).map(|mut fields| {
-        let request = RetryRequest {
-            requested_by: fields.string("requested_by", 1..=255, &mut problems),
-            cascade: fields.boolean("cascade", &mut problems).unwrap_or(true),
-            dry_run: fields.boolean("dry_run", &mut problems).unwrap_or(false),
-        };
-        fields.close(&mut problems);
-        request
-    });
-    problems.or(request)
-}
-
-/// Turns null into an empty object: a body that may be left out may also be null.
-fn null_as_empty(body: Value) -> Value {
-    if body.is_null() { Value::Object(serde_json::Map::new()) } else { body }
-}
-
-fn read_result(fields: &mut Fields, problems: &mut Problems) -> Option<Result<(), Failure>> {
-    let status = fields.take("status");
-    let has_reason = fields.has("failure_reason");
-    let reason = fields.string("failure_reason", 1..=65_536, problems);
-    let types: Vec<(&str, FailureType)> =
-        FailureType::ALL.iter().filter(|t| **t != FailureType::Dependency).map(|t| (t.as_str(), *t)).collect();
-    let failure_type = fields.choice("failure_type", &types, problems);
-    let has_wait = fields.has("retry_after_secs");
-    let retry_after = fields.integer("retry_after_secs", 1..=i64::from(i32::MAX), problems);
-    let parsed = status.as_ref().map(|s| s.as_str().and_then(Status::parse));
-    match parsed {
-        Some(Some(Status::Failure)) => {
-            if !has_reason {
-                problems.add("failure_reason", "is required with status Failure");
-            }
-            if has_wait && failure_type.is_some_and(FailureType::is_final) {
-                problems.add("retry_after_secs", "must not be given with a final failure type");
-            }
-            return Some(Err(Failure {
-                trigger: Trigger::Explicit,
-                failure_type: failure_type.unwrap_or(FailureType::Unknown),
-                reason: reason.unwrap_or_default(),
-                http_status: None,
-                retry_after: retry_after.map(|secs| RetryAfter::Secs(secs.cast_unsigned())),
-            }));
-        }
-        Some(Some(Status::Success)) | None => {}
-        Some(_) => problems.add("status", "must be Success or Failure"),
+/// Reads a heartbeat. The other fields of a patch may be null: clients send one shape for both.
+pub fn read_heartbeat(body: Value) -> Result<HeartbeatRequest, Vec<FieldProblem>> {
+    let mut body = null_as_empty(body);
+    if let Some(fields) = body.as_object_mut() {
+        fields.retain(|name, value| !value.is_null() || !PatchInput::FIELDS.contains(&name.as_str()));
     }
-    let given =
-        [("failure_reason", has_reason), ("failure_type", failure_type.is_some()), ("retry_after_secs", has_wait)];
-    for (name, given) in given {
-        if given {
-            problems.add(name, "is allowed only with status Failure");
-        }
-    }
-    parsed.map(|_| Ok(()))
+    read_body(body, &RequestLimits::NONE, |input: HeartbeatInput, _| progress(input.new_success, input.new_failures))
 }
 
-fn read_counters(fields: &mut Fields, problems: &mut Problems) -> HeartbeatRequest {
-    let most = i64::from(i32::MAX);
-    HeartbeatRequest {
-        success: fields.integer("new_success", 0..=most, problems).unwrap_or(0),
-        failures: fields.integer("new_failures", 0..=most, problems).unwrap_or(0),
+pub fn read_retry_request(body: Value) -> Result<RetryRequest, Vec<FieldProblem>> {
+    read_body(null_as_empty(body), &RequestLimits::NONE, |input: ManualRetryInput, _| RetryRequest {
+        requested_by: input.requested_by.map(|name| name.0),
+        cascade: input.cascade.unwrap_or(true),
+        dry_run: input.dry_run.unwrap_or(false),
+    })
+}
+
+type Count = Option<Whole<0, MAX_I32>>;
+
+fn progress(success: Count, failures: Count) -> HeartbeatRequest {
+    HeartbeatRequest { success: success.map_or(0, Whole::to), failures: failures.map_or(0, Whole::to) }
+}
+
+impl PatchInput {
+    /// Takes the result of the run, and checks that the fields of a failure come with one.
+    fn result(&mut self, reading: &mut Reading) -> Option<Result<(), Failure>> {
+        let status = std::mem::take(&mut self.status);
+        let (has_reason, has_wait) = (self.failure_reason.is_given(), self.retry_after_secs.is_given());
+        let failure_type = self.failure_type.take().map(|reported| reported.0);
+        let mut add = |name, code, message: &str| reading.add(Place::named(name), code, message);
+        if !matches!(status, Given::Value(ReportedStatus::Failure)) {
+            let given = [
+                ("failure_reason", has_reason),
+                ("failure_type", failure_type.is_some()),
+                ("retry_after_secs", has_wait),
+            ];
+            for (name, _) in given.into_iter().filter(|(_, given)| *given) {
+                add(name, ProblemCode::NotAllowed, "is allowed only with status Failure");
+            }
+            return status.value().map(|_| Ok(()));
+        }
+        if !has_reason {
+            add("failure_reason", ProblemCode::Required, "is required with status Failure");
+        }
+        if has_wait && failure_type.is_some_and(FailureType::is_final) {
+            add("retry_after_secs", ProblemCode::NotAllowed, "must not be given with a final failure type");
+        }
+        let secs = std::mem::take(&mut self.retry_after_secs).value();
+        Some(Err(Failure {
+            trigger: Trigger::Explicit,
+            failure_type: failure_type.unwrap_or(FailureType::Unknown),
+            reason: std::mem::take(&mut self.failure_reason).value().map_or_else(String::new, |reason| reason.0),
+            http_status: None,
+            retry_after: secs.map(|secs| RetryAfter::Secs(secs.to())),
+        }))
+    }
+}
+
+/// A result that a worker reports, in any spelling of the status.
+#[derive(Clone, Copy, Debug)]
+pub enum ReportedStatus {
+    Success,
+    Failure,
+}
+
+impl Input for ReportedStatus {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<ReportedStatus> {
+        let value = source.tree(at, reading)?;
+        match value.as_str().and_then(Status::parse) {
+            Some(Status::Success) => Some(ReportedStatus::Success),
+            Some(Status::Failure) => Some(ReportedStatus::Failure),
+            _ => {
+                reading.add(at, ProblemCode::UnknownValue, "must be Success or Failure");
+                None
+            }
+        }
+    }
+
+    fn schema() -> Value {
+        json!({"type": "string", "enum": ["Success", "Failure"]})
+    }
+}
+
+/// A failure type that a worker may report: all but `dependency`.
+#[derive(Clone, Copy, Debug)]
+pub struct ReportedFailureType(FailureType);
+
+impl ReportedFailureType {
+    fn words() -> Vec<&'static str> {
+        FailureType::ALL.into_iter().filter(|t| *t != FailureType::Dependency).map(FailureType::as_str).collect()
+    }
+}
+
+impl Input for ReportedFailureType {
+    fn read(source: Source, at: Place, reading: &mut Reading) -> Option<ReportedFailureType> {
+        let words = ReportedFailureType::words();
+        let find = |word: &str| {
+            let word = words.iter().find(|known| **known == word)?;
+            FailureType::ALL.into_iter().find(|failure_type| failure_type.as_str() == *word)
+        };
+        read_word(source, at, &words, find, reading).map(ReportedFailureType)
+    }
+
+    fn schema() -> Value {
+        json!({"type": "string", "enum": ReportedFailureType::words()})
     }
 }
 

@@ -9,6 +9,7 @@ pub use super::failure_type::FailureType;
 /// What made an execution fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = RetryTrigger)]
 pub enum Trigger {
     /// No heartbeat within `timeout`.
     Timeout,

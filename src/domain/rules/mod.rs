@@ -10,8 +10,6 @@ use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use super::matcher;
-use super::request::fields::Fields;
-use super::request::problems::{Problems, refuse_nul};
 use super::task::status::Status;
 
 pub use admit::{Admission, Candidate, Slot, SlotLimit, admit, limits};
@@ -88,89 +86,6 @@ impl RuleTarget<'_> {
         let uncounted = matches!(rule, Rule::Capacity { .. }) && !self.has_expected_count;
         uncounted.then(|| "a Capacity rule requires expected_count".into())
     }
-}
-
-/// A request to replace the rules of all tasks of a kind.
-#[derive(Debug, PartialEq)]
-pub struct RulesChange {
-    pub kind: String,
-    pub rules: Vec<Rule>,
-}
-
-pub fn read_rules_change(body: Value) -> Result<RulesChange, Vec<String>> {
-    let mut problems = Problems::default();
-    refuse_nul(&body, "", &mut problems);
-    let change = Fields::open(body, "", &mut problems).map(|mut fields| {
-        let kind = fields.required_string("kind", 1..=100, &mut problems).unwrap_or_default();
-        fields.require("rules", &mut problems);
-        let rules = read_rules(&mut fields, &kind, &mut problems);
-        fields.close(&mut problems);
-        RulesChange { kind, rules }
-    });
-    problems.or(change)
-}
-
-/// Reads the field `rules`. `own_kind` is the kind of matchers that do not specify one.
-pub fn read_rules(fields: &mut Fields, own_kind: &str, problems: &mut Problems) -> Vec<Rule> {
-    let path = fields.path("rules");
-    let items = fields.array("rules", problems).unwrap_or_default();
-    if items.len() > MAX_RULES {
-        problems.add(path, format!("must have at most {MAX_RULES} entries, not {}", items.len()));
-        return Vec::new();
-    }
-    let read = |(i, item)| read_rule(item, &format!("{path}[{i}]"), own_kind, problems);
-    items.into_iter().enumerate().filter_map(read).collect()
-}
-
-fn read_rule(value: Value, path: &str, own_kind: &str, problems: &mut Problems) -> Option<Rule> {
-    #[derive(Clone, Copy)]
-    enum Type {
-        Concurrency,
-        Capacity,
-    }
-    let types = [("Concurency", Type::Concurrency), ("Concurrency", Type::Concurrency), ("Capacity", Type::Capacity)];
-    let mut fields = Fields::open(value, path, problems)?;
-    fields.require("type", problems);
-    let kind = fields.choice("type", &types, problems);
-    fields.require("matcher", problems);
-    let matcher_path = fields.path("matcher");
-    let matcher = fields.take("matcher").and_then(|value| read_matcher(value, &matcher_path, own_kind, problems));
-    let rule = match kind {
-        None => {
-            // The type is the problem, so do not report the field of the limit as unknown too.
-            for name in ["max_concurency", "max_concurrency", "max_capacity"] {
-                fields.take(name);
-            }
-            None
-        }
-        Some(Type::Concurrency) => {
-            let name = if fields.has("max_concurrency") { "max_concurrency" } else { "max_concurency" };
-            fields.require(name, problems);
-            let max = fields.integer(name, 1..=i32::MAX, problems);
-            matcher.zip(max).map(|(matcher, max)| Rule::Concurrency { max, matcher })
-        }
-        Some(Type::Capacity) => {
-            fields.require("max_capacity", problems);
-            let max = fields.integer("max_capacity", 1..=i64::MAX, problems);
-            matcher.zip(max).map(|(matcher, max)| Rule::Capacity { max, matcher })
-        }
-    };
-    fields.close(problems);
-    rule
-}
-
-fn read_matcher(value: Value, path: &str, own_kind: &str, problems: &mut Problems) -> Option<RuleMatcher> {
-    let mut fields = Fields::open(value, path, problems)?;
-    let kind = fields.string("kind", 1..=100, problems).unwrap_or_else(|| own_kind.to_owned());
-    if let Some(status) = fields.take("status")
-        && status.as_str().and_then(Status::parse) != Some(Status::Running)
-    {
-        problems.add(fields.path("status"), "must be Running, which counts Claimed and Running tasks");
-    }
-    // `RuleTarget::problem` checks whether the tasks that carry the rule have these fields.
-    let names = matcher::read_names(&mut fields, |_| true, problems);
-    fields.close(problems);
-    Some(RuleMatcher { kind, status: Counted::Running, fields: names })
 }
 
 /// Returns the values of these fields as one text, or `None` if a field is missing. Texts are equal exactly when the

@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
 use super::MatcherKey;
-use crate::domain::rules::{Rule, RuleTarget, RulesChange, Slot, SlotLimit};
+use crate::domain::request::new_rule::RulesChange;
+use crate::domain::rules::{Rule, RuleTarget, Slot, SlotLimit};
 use crate::domain::task::Flags;
 use crate::store::{Actor, Error, Result, Session, Store, Tx};
 use crate::wake::Hints;

@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 use super::{dedupe, lock, transitions};
 use crate::domain::dedupe::{Parent, Planned, plan};
-use crate::domain::request::new_task::{NewBatch, NewTask, RetryChoice};
+use crate::domain::request::new_batch::NewBatch;
+use crate::domain::request::new_task::{NewTask, RetryChoice};
 use crate::domain::retry::policy::Policy;
 use crate::domain::task::Flags;
 use crate::domain::task::lifecycle::{Event, Transition, decide};

@@ -4,6 +4,7 @@ mod action_visibility;
 mod authentication;
 mod body_limits;
 mod deduplication;
+mod errors;
 mod hosts;
 mod idempotency;
 mod requests;

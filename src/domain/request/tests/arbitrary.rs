@@ -7,7 +7,7 @@ use proptest::test_runner::TestRunner;
 
 use super::*;
 use crate::domain::request::new_policy::read_default_policy;
-use crate::domain::request::patch::{read_patch, read_progress, read_retry_request};
+use crate::domain::request::patch::{read_heartbeat, read_patch, read_retry_request};
 use crate::domain::retry::failure::{FailureType, Trigger};
 use crate::domain::retry::policy::Strategy as Growth;
 
@@ -214,9 +214,9 @@ fn check_batch(batch: &NewBatch) {
     }
 }
 
-fn check_problems(problems: &[String]) {
+fn check_problems(problems: &[FieldProblem]) {
     assert!(!problems.is_empty(), "a refusal has a reason");
-    assert!(problems.iter().all(|line| line.contains(": ")), "{problems:?}");
+    assert!(problems.iter().all(|problem| !problem.message.is_empty()), "{problems:?}");
 }
 
 proptest! {
@@ -240,11 +240,11 @@ proptest! {
             }
             Err(problems) => check_problems(&problems),
         }
-        match read_progress(body.clone()) {
+        match read_heartbeat(body.clone()) {
             Ok(progress) => prop_assert!(progress.success >= 0 && progress.failures >= 0),
             Err(problems) => check_problems(&problems),
         }
-        match read_default_policy(body.clone(), &LIMITS.retry) {
+        match read_default_policy(body.clone(), &LIMITS) {
             Ok(policy) => check_policy(&policy),
             Err(problems) => check_problems(&problems),
         }

@@ -1,6 +1,6 @@
 use super::*;
 
-fn read_start(action: Value) -> Result<Action, Vec<String>> {
+fn read_start(action: Value) -> Result<Action, Vec<FieldProblem>> {
     let mut task = json!({});
     task["on_start"] = action;
     read_one(task).map(|task| task.actions.on_start.expect("the action"))
@@ -164,7 +164,7 @@ fn the_body_of_an_action_stays_text() {
         let text = params(json!({"body": "here"})).to_string().replace("\"here\"", body);
         let batch = format!("[{{\"name\": \"n\", \"kind\": \"k\", \"on_start\": {text}}}]");
         let mut batch = read_batch(batch.as_bytes(), &LIMITS)?;
-        Ok::<_, Vec<String>>(batch.tasks.remove(0).actions.on_start.unwrap().params.body)
+        Ok::<_, Vec<FieldProblem>>(batch.tasks.remove(0).actions.on_start.unwrap().params.body)
     };
     let kept = [
         ("1.50", "1.50"),
@@ -186,7 +186,7 @@ fn the_body_of_an_action_stays_text() {
     let nested = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
     assert!(read(&nested(120)).is_ok());
     let found = read(&nested(121)).unwrap_err();
-    assert!(found[0].contains("nested deeper than 120 levels"), "{found:?}");
+    assert!(found[0].message.contains("nested deeper than 120 levels"), "{found:?}");
     assert!(read(&nested(100_000)).is_err());
 }
 
@@ -263,8 +263,8 @@ fn the_size_of_actions_and_tasks_is_limited() {
     let rest = found(json!({"tasks": [], "scope": "x".repeat(2000)}));
     assert!(
         rest.len() == 1
-            && rest[0].contains("other than tasks and on_batch_complete")
-            && rest[0].contains("MAX_TASK_BYTES"),
+            && rest[0].message.contains("other than tasks and on_batch_complete")
+            && rest[0].message.contains("MAX_TASK_BYTES"),
         "{rest:?}"
     );
 }

@@ -1,14 +1,15 @@
 use serde_json::json;
 
 use super::*;
-use crate::domain::sample::{RETRY_LIMITS, backoff};
+use crate::domain::retry::RetryLimits;
+use crate::domain::sample::{LIMITS, backoff};
 
-fn read(retry: Value) -> Result<Policy, Vec<String>> {
-    read_default_policy(retry, &RETRY_LIMITS)
+fn read(retry: Value) -> Result<Policy, Vec<FieldProblem>> {
+    read_default_policy(retry, &LIMITS)
 }
 
 /// Reads a policy with its required fields and these.
-fn read_with(mut retry: Value) -> Result<Policy, Vec<String>> {
+fn read_with(mut retry: Value) -> Result<Policy, Vec<FieldProblem>> {
     if let Value::Object(retry) = &mut retry {
         retry.entry("max_retries").or_insert(json!(3));
     }
@@ -103,7 +104,8 @@ fn whole_numbers_of_a_policy_have_limits() {
 
 #[test]
 fn the_limits_of_a_policy_come_from_the_configuration() {
-    let limits = RetryLimits { max_retries: 2, max_delay_secs: 60, max_schedule_delay_secs: 7200, ..RETRY_LIMITS };
+    let retry = RetryLimits { max_retries: 2, max_delay_secs: 60, max_schedule_delay_secs: 7200, ..LIMITS.retry };
+    let limits = RequestLimits { retry, ..LIMITS };
     let read = |retry| read_default_policy(retry, &limits);
     assert!(read(json!({"max_retries": 2, "max_delay_secs": 60})).is_ok());
     assert!(read(json!({"max_retries": 3})).is_err());
@@ -264,7 +266,7 @@ fn delays_of_a_schedule_have_limits() {
         }
     }
     let found = read_with(json!({"strategy": "custom", "schedule": [{"secs": 0}, 1, {"days": 31}, {"hours": 2}]}));
-    let paths: Vec<String> = found.unwrap_err().iter().filter_map(|l| Some(l.split_once(": ")?.0.into())).collect();
+    let paths: Vec<String> = found.unwrap_err().iter().map(|problem| problem.path.clone()).collect();
     assert_eq!(paths, ["schedule[0].secs", "schedule[1]", "schedule[2].days"], "all of them at once");
 }
 
@@ -302,5 +304,5 @@ fn unknown_fields_and_nul_in_a_policy_are_refused() {
         assert_eq!(read_with(json!({typo: 1})).unwrap_err(), [format!("{typo}: unknown field")]);
     }
     let found = read_with(json!({"strategy": "\0"})).unwrap_err();
-    assert!(found.iter().any(|line| line.starts_with("strategy: ") && line.contains("NUL")), "{found:?}");
+    assert!(found.iter().any(|line| line.starts_with("strategy: ") && line.message.contains("NUL")), "{found:?}");
 }

@@ -21,6 +21,24 @@ pub enum Cause {
 }
 
 impl Cause {
+    pub const ALL: [Cause; 15] = [
+        Cause::Parents,
+        Cause::Dependency,
+        Cause::Claim,
+        Cause::Start,
+        Cause::LeaseRanOut,
+        Cause::Failed(Trigger::Timeout),
+        Cause::Failed(Trigger::WebhookFailure),
+        Cause::Failed(Trigger::Explicit),
+        Cause::Report,
+        Cause::RetryDue,
+        Cause::Cancel,
+        Cause::DeadEnd,
+        Cause::Pause,
+        Cause::Resume,
+        Cause::Manual,
+    ];
+
     pub const fn as_str(self) -> &'static str {
         match self {
             Cause::Parents => "parents",

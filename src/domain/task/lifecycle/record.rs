@@ -36,6 +36,8 @@ pub enum RetryType {
 }
 
 impl RetryType {
+    pub const ALL: [RetryType; 2] = [RetryType::Automatic, RetryType::Manual];
+
     pub const fn as_str(self) -> &'static str {
         match self {
             RetryType::Automatic => "automatic",
@@ -57,9 +59,17 @@ pub enum AttemptOutcome {
 }
 
 impl AttemptOutcome {
+    pub const ALL: [AttemptOutcome; 6] = [
+        AttemptOutcome::Success,
+        AttemptOutcome::Retried,
+        AttemptOutcome::Deferred,
+        AttemptOutcome::Failed,
+        AttemptOutcome::Canceled,
+        AttemptOutcome::Lost,
+    ];
+
     pub fn parse(text: &str) -> Option<AttemptOutcome> {
-        use AttemptOutcome::{Canceled, Deferred, Failed, Lost, Retried, Success};
-        [Success, Retried, Deferred, Failed, Canceled, Lost].into_iter().find(|outcome| outcome.as_str() == text)
+        AttemptOutcome::ALL.into_iter().find(|outcome| outcome.as_str() == text)
     }
 
     pub const fn as_str(self) -> &'static str {

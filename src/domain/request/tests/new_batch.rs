@@ -1,19 +1,26 @@
+use std::collections::BTreeMap;
+
 use serde_json::json;
 
 use super::*;
+use crate::domain::matcher::DedupeMatcher;
 use crate::domain::request::new_action::read_answered_action;
+use crate::domain::request::new_task::{Dependency, RetryChoice};
+use crate::domain::retry::policy::Policy;
 use crate::domain::sample::LIMITS;
-use crate::domain::webhook::{ActionKind, RESERVED_HEADERS, Verb, WebhookParams};
+use crate::domain::task::Flags;
+use crate::domain::task::status::Status;
+use crate::domain::webhook::{ActionKind, Actions, RESERVED_HEADERS, Verb, WebhookParams};
 
 mod arbitrary;
 mod new_action;
 
 #[allow(clippy::needless_pass_by_value, reason = "called with `json!`")]
-fn read(body: Value) -> Result<NewBatch, Vec<String>> {
+fn read(body: Value) -> Result<NewBatch, Vec<FieldProblem>> {
     read_batch(body.to_string().as_bytes(), &LIMITS)
 }
 
-fn problems(body: Value) -> Vec<String> {
+fn problems(body: Value) -> Vec<FieldProblem> {
     read(body).expect_err("must be refused")
 }
 
@@ -26,7 +33,7 @@ fn task_with(more: Value) -> Value {
     task
 }
 
-fn read_one(more: Value) -> Result<NewTask, Vec<String>> {
+fn read_one(more: Value) -> Result<NewTask, Vec<FieldProblem>> {
     read(json!([task_with(more)])).map(|mut batch| batch.tasks.remove(0))
 }
 
@@ -61,6 +68,7 @@ fn names_and_kinds_must_not_be_blank() {
 #[test]
 fn a_new_task_has_defaults_for_absent_and_null_fields() {
     let expected = NewTask {
+        local_id: None,
         name: "n".into(),
         kind: "k".into(),
         timeout_secs: 60,
@@ -166,7 +174,7 @@ fn fields_of_a_new_task_have_limits() {
         refuse_each(field, [json!(i64::from(low) - 1), json!(i64::from(high) + 1)].into_iter().chain(far));
     }
     accept_each("run_at", [json!("1970-01-01T00:00:00Z"), json!("9999-12-31T23:59:59.999999Z")]);
-    let years = ["1969-12-31T23:59:59Z", "9999-12-31T23:59:59-01:00", "2030-01-01", "2030-13-01T00:00:00Z", "soon", ""];
+    let years = ["9999-12-31T23:59:59-01:00", "2030-01-01", "2030-13-01T00:00:00Z", "soon", ""];
     refuse_each("run_at", years.map(Value::from));
 }
 
@@ -361,7 +369,7 @@ fn nul_is_refused_anywhere_in_a_batch() {
     ];
     for (body, path) in cases {
         let found = problems(body);
-        let named = |line: &String| line.starts_with(&format!("{path}: ")) && line.contains("NUL");
+        let named = |problem: &FieldProblem| problem.path == path && problem.message.contains("NUL");
         assert!(found.iter().any(named), "{path}: {found:?}");
     }
 }
@@ -378,7 +386,7 @@ fn all_problems_of_all_tasks_are_reported_at_once() {
         ],
         "scope": 5,
     }));
-    let mut paths: Vec<&str> = found.iter().filter_map(|line| line.split(": ").next()).collect();
+    let mut paths: Vec<&str> = found.iter().map(|problem| problem.path.as_str()).collect();
     paths.sort_unstable();
     let expected = [
         "scope",

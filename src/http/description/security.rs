@@ -9,8 +9,8 @@ use utoipa::openapi::security::{
 };
 use utoipa::openapi::{Components, Content, OpenApi, Ref, Response, ResponseBuilder};
 
-use super::auth::{always_open, needed_scope, takes_token};
 use crate::access::Scope;
+use crate::http::auth::{always_open, needed_scope, takes_token};
 
 const BEARER: &str = "bearer";
 const HEADER: &str = "api_key";
@@ -49,7 +49,10 @@ fn secure(path: &str, method: &Method, operation: &mut Operation) {
         refusal.push_str(", or the token belongs to another task or run");
     }
     let none: [&str; 0] = [];
-    operation.security = Some(schemes.into_iter().map(|name| SecurityRequirement::new(name, none)).collect());
+    // The service may run without keys, so no credential is an alternative, too.
+    let mut requirements = vec![SecurityRequirement::default()];
+    requirements.extend(schemes.into_iter().map(|name| SecurityRequirement::new(name, none)));
+    operation.security = Some(requirements);
     add(operation, "401", &refusal);
     add(operation, "421", "The Host header names another service; checked only if no API keys are set");
     match needed_scope(method, Some(path)) {
@@ -59,10 +62,15 @@ fn secure(path: &str, method: &Method, operation: &mut Operation) {
 }
 
 fn add(operation: &mut Operation, status: &str, description: &str) {
-    operation.responses.responses.insert(status.to_owned(), problem(description).into());
+    operation.responses.responses.insert(status.to_owned(), response(description).into());
 }
 
-fn problem(description: &str) -> Response {
+/// An error answer, as JSON.
+pub fn problem(description: &str) -> serde_json::Value {
+    serde_json::to_value(response(description)).unwrap_or_default()
+}
+
+fn response(description: &str) -> Response {
     let content = Content::new(Some(Ref::from_schema_name("Problem")));
     ResponseBuilder::new().description(description).content("application/problem+json", content).build()
 }
