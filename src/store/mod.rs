@@ -169,6 +169,11 @@ impl Store {
         .await
     }
 
+    /// Returns how many callers wait for locks with [`Patience::Long`].
+    pub fn lock_waiters(&self) -> usize {
+        lock_permits(self.pool.max_size()).saturating_sub(self.waiters.available_permits())
+    }
+
     /// Returns the numbers of open and of idle connections.
     pub fn pool_use(&self) -> (usize, usize) {
         self.pool.usage()
@@ -182,6 +187,12 @@ impl Store {
 
 /// Permits for long reads (half of the connections) and for lock waits (a third).
 fn permits(connections: u32) -> (Arc<Semaphore>, Arc<Semaphore>) {
-    let share = |of: u32| Arc::new(Semaphore::new(usize::try_from((connections / of).max(1)).unwrap_or(1)));
-    (share(2), share(3))
+    let connections = usize::try_from(connections).unwrap_or(1);
+    let permits = |count: usize| Arc::new(Semaphore::new(count));
+    (permits((connections / 2).max(1)), permits(lock_permits(connections)))
+}
+
+/// How many of so many connections may wait for locks.
+fn lock_permits(connections: usize) -> usize {
+    (connections / 3).max(1)
 }

@@ -77,6 +77,10 @@ impl Pool {
         &self.inner.manager().options
     }
 
+    pub fn max_size(&self) -> usize {
+        self.inner.status().max_size
+    }
+
     /// Returns the numbers of open and of idle connections.
     pub fn usage(&self) -> (usize, usize) {
         let status = self.inner.status();

@@ -549,12 +549,15 @@ async fn retention_deletes_links_between_batches() {
     }
 }
 
-/// Waits until so many statements wait for a lock for longer than `Patience::Brief`. By then each has given up its first
-/// try, with the locks of that, and waits patiently.
-async fn blocked(db: &Database, count: i64) {
-    let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' \
-                   and query_start < clock_timestamp() - interval '300 ms'";
-    eventually(&format!("{count} to be blocked"), async || (db.number(waiting).await == count).then_some(())).await;
+/// Waits until so many requests wait for a lock with `Patience::Long`. By then each has given up its first, brief try,
+/// with the locks of that.
+async fn blocked(f: &Fixture, count: usize) {
+    eventually(&format!("{count} to be blocked"), async || {
+        // A request that waits patiently keeps its permit until it is done, so the order of the two looks does not matter.
+        let patient = f.store.lock_waiters() == count;
+        (patient && usize::try_from(f.db.waiting_for_locks().await).unwrap() == count).then_some(())
+    })
+    .await;
 }
 
 /// Blocks requests that write links, but not those that read them, until the transaction ends.
@@ -575,11 +578,11 @@ async fn a_running_cascade_fails_children_added_meanwhile() {
     let body = json!([one(&json!(1)), child("a", &[("one", true)]), child("b", &[("a", true)])]);
     let api = f.api.clone();
     let posted = tokio::spawn(async move { api.post("/task", &body).await });
-    blocked(&f.db, 1).await;
+    blocked(&f, 1).await;
     // The cascade has read the links before the new ones exist, and waits for the task that gets them.
     let (api, id) = (f.api.clone(), old[0].clone());
     let failed = tokio::spawn(async move { api.fail(&id).await });
-    blocked(&f.db, 2).await;
+    blocked(&f, 2).await;
     sqlx::raw_sql("commit").execute(&mut held).await.unwrap();
     let answer = posted.await.unwrap();
     assert_eq!(failed.await.unwrap().status, 200);
@@ -601,10 +604,10 @@ async fn a_running_manual_retry_counts_children_added_meanwhile() {
     let body = json!([duplicate, plain("other", &json!(2)), child("a", &needs), child("b", &[("one", true)])]);
     let api = f.api.clone();
     let posted = tokio::spawn(async move { api.post("/task", &body).await });
-    blocked(&f.db, 1).await;
+    blocked(&f, 1).await;
     let (api, id) = (f.api.clone(), there.clone());
     let retried = tokio::spawn(async move { api.post(&format!("/task/{id}/retry"), &json!({})).await });
-    blocked(&f.db, 2).await;
+    blocked(&f, 2).await;
     sqlx::raw_sql("commit").execute(&mut held).await.unwrap();
     let children = ids(&posted.await.unwrap());
     assert_eq!(retried.await.unwrap().body["revived"], json!([children[2]]));
@@ -625,10 +628,10 @@ async fn a_parent_that_ends_during_the_request_moves_its_new_children() {
         let mut held = hold_links(&f.db).await;
         let api = f.api.clone();
         let posted = tokio::spawn(async move { api.post("/task", &body).await });
-        blocked(&f.db, 1).await;
+        blocked(&f, 1).await;
         let (api, id) = (f.api.clone(), there.clone());
         let ended = tokio::spawn(async move { if success { api.succeed(&id).await } else { api.fail(&id).await } });
-        blocked(&f.db, 2).await;
+        blocked(&f, 2).await;
         sqlx::raw_sql("commit").execute(&mut held).await.unwrap();
         let answer = posted.await.unwrap();
         assert_eq!((&answer.body[0]["status"], ended.await.unwrap().status.as_u16()), (&json!("Waiting"), 200));
@@ -647,11 +650,11 @@ async fn a_task_that_ends_between_search_and_lock_is_still_the_parent() {
     sqlx::raw_sql("begin; select from task for update").execute(&mut held).await.unwrap();
     let (api, id) = (f.api.clone(), there.clone());
     let ended = tokio::spawn(async move { api.fail(&id).await });
-    blocked(&f.db, 1).await;
+    blocked(&f, 1).await;
     let body = json!([one(&json!(1)), child("a", &[("one", true)]), child("b", &[("one", false)])]);
     let api = f.api.clone();
     let posted = tokio::spawn(async move { api.post("/task", &body).await });
-    blocked(&f.db, 2).await;
+    blocked(&f, 2).await;
     sqlx::raw_sql("commit").execute(&mut held).await.unwrap();
     assert_eq!(ended.await.unwrap().status, 200);
     let answer = posted.await.unwrap();
@@ -737,7 +740,7 @@ async fn a_request_with_thousands_of_dedupe_keys_takes_at_most_1024_locks() {
     let mut held = hold_links(&f.db).await;
     let (api, body) = (f.api.clone(), json!(tasks));
     let posted = tokio::spawn(async move { api.post("/task", &body).await });
-    blocked(&f.db, 1).await;
+    blocked(&f, 1).await;
     // The lock table of the server has room for a few thousand locks of all sessions.
     let locks = "select count(*) from pg_locks where locktype = 'advisory' and granted and \
                  database = (select oid from pg_database where datname = current_database())";

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 
 use crate::support::{Client, Database, Instance, Receiver, Reply, eventually, text};
 
@@ -53,23 +55,33 @@ async fn children_of_forty_parents_that_end_at_once_are_released_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn six_hundred_slow_on_start_calls_are_each_made_once() {
     let db = Database::new().await;
-    let instance = Instance::start(&db.url, &[]);
+    let instance = Instance::start(&db.url, &[("WEBHOOK_TIMEOUT_MS", "300000")]);
     let receiver = Receiver::start().await;
     let refused = Arc::new(AtomicUsize::new(0));
     let (api, counter) = (instance.api.clone(), Arc::clone(&refused));
     receiver.answer_with(move |received| {
         let (api, counter) = (api.clone(), Arc::clone(&counter));
-        tokio::spawn(async move {
+        // Its report is taken while the call is open.
+        async move {
             let handle = received.handle.unwrap();
             let path = handle.strip_prefix(api.base()).unwrap();
             if api.patch(path, &json!({"status": "Success"})).await.status != 200 {
                 counter.fetch_add(1, Ordering::SeqCst);
             }
-        });
-        async { Reply::slow(Duration::from_secs(1)) }
+            Reply::ok()
+        }
     });
     let slow = Receiver::start().await;
-    slow.answer(Reply::slow(Duration::from_secs(1)));
+    let calls = watch::Sender::new(0);
+    slow.answer_with(move |_| {
+        calls.send_modify(|calls| *calls += 1);
+        let (nth, mut calls) = (*calls.borrow(), calls.subscribe());
+        async move {
+            // Open until many more calls have come.
+            calls.wait_for(|calls| *calls >= (nth + 50).min(300)).await.unwrap();
+            Reply::ok()
+        }
+    });
     // Half of them report while their call is open, half only run.
     let tasks: Vec<Value> = (0..600)
         .map(|i| {
@@ -280,13 +292,26 @@ async fn clients_that_hang_up_leave_no_partial_change() {
 async fn a_terminated_instance_gives_back_its_unstarted_claims() {
     let db = Database::new().await;
     let receiver = Receiver::start().await;
-    receiver.answer(Reply::slow(Duration::from_millis(300)));
+    let answers = watch::Sender::new(false);
+    let told = answers.clone();
+    receiver.answer_with(move |_| {
+        let mut told = told.subscribe();
+        async move {
+            told.wait_for(|told| *told).await.unwrap();
+            Reply::ok()
+        }
+    });
     let instance = Instance::start(&db.url, &[("WEBHOOK_CONCURRENCY", "10")]);
     let tasks: Vec<Value> =
         (0..100).map(|_| json!({"name": "n", "kind": "k", "on_start": receiver.action("/start")})).collect();
     instance.api.create(&json!(tasks)).await;
     eventually("some calls", async || (receiver.keys().len() >= 10).then_some(())).await;
-    assert!(instance.terminate().success(), "exit code 0");
+    // Its calls are open when it is told to end, and are answered afterwards.
+    instance.signal(Signal::TERM);
+    let api = instance.api.clone();
+    eventually("the instance not to be ready", async || (api.get("/ready").await.status == 503).then_some(())).await;
+    answers.send_replace(true);
+    assert!(instance.ended().await.success(), "exit code 0");
     assert_eq!(count(&db, "claimed").await, 0, "unstarted claims were given back, answers were written");
     let keys = receiver.keys();
     assert_eq!(count(&db, "running").await, i64::try_from(keys.len()).unwrap());

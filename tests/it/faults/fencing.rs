@@ -71,7 +71,7 @@ impl CalledTwice {
         let left = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() \
                     and application_name = 'reprise' and wait_event = 'advisory'";
         db.number(left).await;
-        claim_lock.release_after(std::time::Duration::ZERO).await;
+        claim_lock.release().await;
         instance.signal(Signal::CONT);
         eventually("the second calls", async || (receiver.received().len() == 2 * TASKS).then_some(())).await;
         CalledTwice { db, instance, receiver, ids, answers }
@@ -148,11 +148,15 @@ async fn answers_to_a_lost_and_a_current_claim_are_written_together() {
         reply.body = called.receiver.action(path);
         Some(reply)
     };
-    // The first answer waits for the counters of the batch, and the others arrive meanwhile.
+    // No answer can be written before all of them have arrived.
     let answers: [Option<Reply>; 2] = [reply("/cancel/old"), reply("/cancel/new")];
-    let holder = LockHolder::holding(&called.db, "select from batch_count for update").await;
+    let holder = LockHolder::holding(&called.db, "select from task order by id for update").await;
     called.answers.send_replace(answers);
-    holder.release_after(std::time::Duration::from_secs(1)).await;
+    eventually("all calls to be answered", async || {
+        (called.instance.api.counter("reprise_webhook_calls_total").await == 2 * TASKS).then_some(())
+    })
+    .await;
+    holder.release().await;
     called.assert_all_run().await;
     let stored: Vec<String> =
         sqlx::query_scalar("select action from cancel_action").fetch_all(&called.db.pool).await.unwrap();

@@ -16,6 +16,9 @@ use crate::support::{Client, Database, Instance, Load, PATIENCE, Server, eventua
 /// Calls at once per instance, and as many again are claimed to follow them.
 const CALLS: usize = 10;
 
+/// A lease that does not end by itself: a test ends it.
+const NEVER: &str = "3600";
+
 /// The lease is the last of them.
 const SETTINGS: [(&str, &str); 7] = [
     // These tests cause warnings on purpose.
@@ -25,7 +28,7 @@ const SETTINGS: [(&str, &str); 7] = [
     ("WEBHOOK_DELIVERY_INTERVAL_MS", "200"),
     ("WEBHOOK_CONCURRENCY", "10"),
     ("WEBHOOK_TIMEOUT_MS", "300000"),
-    ("WORKER_CLAIM_TIMEOUT_SECS", "3"),
+    ("WORKER_CLAIM_TIMEOUT_SECS", NEVER),
 ];
 
 /// Creates work where there is none left to be claimed.
@@ -35,14 +38,11 @@ async fn keep_busy(load: &Load, db: &Database) {
     }
 }
 
-/// Three instances. The lease of the first one may differ from that of the others.
-fn three(url: &str, first_lease: &str, other_leases: &str) -> Vec<Instance> {
-    let start = |lease| {
-        let mut settings = SETTINGS;
-        settings[6].1 = lease;
-        Instance::start(url, &settings)
-    };
-    [first_lease, other_leases, other_leases].map(start).into()
+/// Three instances with this lease.
+fn three(url: &str, lease: &str) -> Vec<Instance> {
+    let mut settings = SETTINGS;
+    settings[6].1 = lease;
+    (0..3).map(|_| Instance::start(url, &settings)).collect()
 }
 
 /// The claims of an instance whose calls are not answered: the keys of the runs that it called for, and of those that it
@@ -84,7 +84,7 @@ impl Holding {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn three_instances_start_every_run_exactly_once() {
     let db = Database::new().await;
-    let instances = three(&db.url, "3600", "3600");
+    let instances = three(&db.url, NEVER);
     let load = Load::on(&instances).await;
     load.create(60).await;
     load.finish(&db).await;
@@ -101,7 +101,7 @@ async fn three_instances_start_every_run_exactly_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_killed_instance_loses_no_acknowledged_task() {
     let db = Database::new().await;
-    let mut instances = three(&db.url, "3600", "3600");
+    let mut instances = three(&db.url, NEVER);
     let load = Load::on(&instances).await;
     load.hold(&instances[0]);
     let clients = load.clients(2);
@@ -139,8 +139,7 @@ async fn a_killed_instance_loses_no_acknowledged_task() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_instance_stopped_past_its_leases_moves_no_lost_task() {
     let db = Database::new().await;
-    // Its own leases have to end while it is stopped; those of the others never do.
-    let mut instances = three(&db.url, "10", "3600");
+    let mut instances = three(&db.url, NEVER);
     let load = Load::on(&instances).await;
     let stopped = instances.remove(0);
     // No request is sent to it any more: it would not be answered until the instance continues.
@@ -148,6 +147,7 @@ async fn an_instance_stopped_past_its_leases_moves_no_lost_task() {
     load.hold(&stopped);
     let holding = Holding::of(&load, &db).await;
     stopped.signal(Signal::STOP);
+    db.end_leases(Some(holding.instance)).await;
 
     // The others take over its claims, and their calls are not answered either.
     let (address, keys) = (stopped.api.base().to_owned(), &holding.called | &holding.uncalled);
@@ -197,7 +197,7 @@ async fn an_instance_stopped_past_its_leases_moves_no_lost_task() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_instance_stopped_inside_a_transaction_does_not_block_the_others() {
     let db = Database::new().await;
-    let instances = three(&db.url, "3600", "3600");
+    let instances = three(&db.url, NEVER);
     let ids = instances[0].api.create(&json!([{"name": "n", "kind": "k"}])).await;
     instances[0].api.wait_for(&ids[0], "Running").await;
     let waiting =
@@ -227,8 +227,9 @@ async fn an_instance_stopped_inside_a_transaction_does_not_block_the_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn repeatedly_terminated_connections_lose_no_work() {
     let db = Database::new().await;
-    // A claim whose commit is not confirmed is started when its lease ends.
-    let instances = three(&db.url, "20", "20");
+    // A claim whose commit is not confirmed is started when its lease ends, which the test waits for. It cannot end leases
+    // itself: those of confirmed claims must not end.
+    let instances = three(&db.url, "20");
     let load = Load::on(&instances).await;
     let clients = load.clients(6);
     let name = db.url.rsplit('/').next().unwrap().split('?').next().unwrap();
@@ -252,7 +253,7 @@ async fn repeatedly_terminated_connections_lose_no_work() {
 async fn a_database_restart_loses_no_work() {
     let mut server = Server::new("restarted");
     let url = server.start().await;
-    let instances = three(&url, "3", "3");
+    let instances = three(&url, NEVER);
     let db = Database::at(&url);
     let load = Load::on(&instances).await;
     let clients = load.clients(6);
@@ -284,6 +285,8 @@ async fn a_database_restart_loses_no_work() {
         .await;
         eventually("clients and workers to get a 503", async || (load.refused() > refused).then_some(())).await;
         assert_eq!(server.start().await, url);
+        // A claim whose commit was not confirmed is started when its lease ends.
+        db.end_leases(None).await;
     }
     let before = load.ended();
     eventually("work to go on", async || (load.ended() > before + 60).then_some(())).await;
@@ -301,7 +304,7 @@ async fn a_database_restart_loses_no_work() {
 async fn a_terminated_instance_hands_its_uncalled_claims_to_the_others() {
     let db = Database::new().await;
     // No lease ends in this test: a claim that is not given back stays claimed.
-    let mut instances = three(&db.url, "3600", "3600");
+    let mut instances = three(&db.url, NEVER);
     let load = Load::on(&instances).await;
     load.hold(&instances[0]);
     let holding = Holding::of(&load, &db).await;

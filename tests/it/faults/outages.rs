@@ -1,7 +1,7 @@
 //! An instance that repeatedly loses its database: connections fall silent, stall, are cut or lose answers. The instance
 //! reports that it is not ready meanwhile, and works again soon after.
 
-use std::time::{Duration, Instant};
+use std::collections::HashMap;
 
 use futures_util::future::join_all;
 use reqwest::Method;
@@ -9,10 +9,8 @@ use serde_json::{Value, json};
 
 use crate::support::{Answer, Client, Database, Fault, Instance, PATIENCE, Proxy, Receiver, eventually, text};
 
-/// Longer than the limits of a transaction, of waiting for a connection, and of a tick.
-const OUTAGE: Duration = Duration::from_secs(8);
-/// A deadline that a slow machine keeps as well: recovery takes less than ten seconds.
-const RECOVERY: Duration = Duration::from_secs(40);
+/// Loops that tick at least once a second.
+const LOOPS: [&str; 4] = ["start", "timeout", "retry", "delivery"];
 
 struct Outages {
     db: Database,
@@ -45,7 +43,7 @@ impl Outages {
         let db = Database::new().await;
         let proxy = Proxy::start(&db).await;
         // The default size of the pool.
-        let settings = [("RUST_LOG", "error"), ("POOL_MAX_SIZE", "16"), ("DATABASE_TIMEOUT_SECS", "3")];
+        let settings = [("RUST_LOG", "error"), ("POOL_MAX_SIZE", "16"), ("DATABASE_TIMEOUT_SECS", "5")];
         let instance = Instance::start(&proxy.url, &settings);
         Outages { db, proxy, instance, receiver: Receiver::start().await }
     }
@@ -91,23 +89,22 @@ impl Outages {
         ]
     }
 
-    /// All requests, the start of a new task and a notification, in time after the proxy was healed.
+    /// All requests, the start of a new task and a notification, after the proxy was healed.
     async fn assert_works(&self, round: usize, requests: &[Request]) {
         let api = &self.instance.api;
-        let healed = Instant::now();
         let begin = format!("/start/{round}");
         let new = json!([{"name": "new", "kind": "k", "timeout": 3600, "on_start": self.receiver.action(&begin)}]);
         let new = Request::new(Method::POST, "/task", new, 201);
         let start = async {
-            let id = text(&insist(api, healed, &new).await.body[0]["id"]);
-            in_time(healed, "a new task to run", async || api.status(&id).await == "Running").await;
+            let id = text(&insist(api, &new).await.body[0]["id"]);
+            api.wait_for(&id, "Running").await;
             assert!(!self.receiver.at(&begin).is_empty());
         };
         let notification = async {
             let done = format!("/done/{round}");
-            in_time(healed, "a notification", async || !self.receiver.at(&done).is_empty()).await;
+            eventually("a notification", async || (!self.receiver.at(&done).is_empty()).then_some(())).await;
         };
-        tokio::join!(join_all(requests.iter().map(|request| insist(api, healed, request))), start, notification);
+        tokio::join!(join_all(requests.iter().map(|request| insist(api, request))), start, notification);
         self.db.assert_counters_match().await;
     }
 
@@ -125,6 +122,26 @@ impl Outages {
         self.db.number("select (extract(epoch from clock_timestamp()) * 1000)::bigint").await
     }
 
+    /// The number of failed ticks of each loop.
+    async fn failures(&self) -> HashMap<&'static str, u64> {
+        let page = text(&self.instance.api.get("/metrics").await.body);
+        let of = |name: &&'static str| {
+            let line = format!("reprise_loop_ticks_total{{loop=\"{name}\",outcome=\"error\"}} ");
+            let count = page.lines().find_map(|said| said.strip_prefix(&line));
+            (*name, count.map_or(0, |count| count.parse().unwrap()))
+        };
+        LOOPS.iter().map(of).collect()
+    }
+
+    /// Waits until the outage has outlasted two ticks of each loop, and with them every limit of a transaction.
+    async fn fails_ticks_since(&self, before: &HashMap<&'static str, u64>) {
+        eventually("all loops to fail", async || {
+            let now = self.failures().await;
+            LOOPS.iter().all(|name| now[name] >= before[name] + 2).then_some(())
+        })
+        .await;
+    }
+
     async fn assert_not_ready(&self) {
         let ready = || async { self.instance.api.get("/ready").await };
         eventually("the instance not to be ready", async || (ready().await.status == 503).then_some(())).await;
@@ -132,28 +149,17 @@ impl Outages {
     }
 }
 
-async fn in_time(healed: Instant, what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    while !condition().await {
-        assert!(healed.elapsed() < RECOVERY, "{RECOVERY:?} after the outage, still waiting for: {what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-/// Repeats a request that is not answered, or is answered with 503.
-async fn insist(api: &Client, healed: Instant, request: &Request) -> Answer {
+/// Repeats a request that is answered with 503.
+async fn insist(api: &Client, request: &Request) -> Answer {
     let what = format!("{} {}", request.method, request.path);
-    loop {
-        let answer = tokio::time::timeout(Duration::from_secs(5), request.send(api)).await;
-        match answer {
-            Ok(answer) if !answer.is_not_now() => {
-                assert_eq!(answer.status, request.expected, "{what}: {}", answer.body);
-                assert!(healed.elapsed() < RECOVERY, "{what}: answered {:?} after the outage", healed.elapsed());
-                return answer;
-            }
-            _ => assert!(healed.elapsed() < RECOVERY, "{RECOVERY:?} after the outage, still waiting for: {what}"),
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let answer = eventually(&what, async || {
+        let answer = tokio::time::timeout(PATIENCE, request.send(api)).await;
+        let answer = answer.unwrap_or_else(|_| panic!("{what}: no answer"));
+        (!answer.is_not_now()).then_some(answer)
+    })
+    .await;
+    assert_eq!(answer.status, request.expected, "{what}: {}", answer.body);
+    answer
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -161,10 +167,10 @@ async fn an_idle_instance_recovers_from_repeated_network_silence() {
     let outages = Outages::new().await;
     for round in 0..4 {
         let requests = outages.requests(round).await;
-        let (started, moment) = (Instant::now(), outages.now().await);
+        let (failures, moment) = (outages.failures().await, outages.now().await);
         outages.proxy.break_network(Fault::Forget);
         outages.assert_not_ready().await;
-        tokio::time::sleep(OUTAGE.saturating_sub(started.elapsed())).await;
+        outages.fails_ticks_since(&failures).await;
         outages.assert_not_ready().await;
         outages.proxy.heal();
         outages.assert_works(round, &requests).await;
@@ -212,7 +218,7 @@ async fn requests_during_an_outage_are_answered_and_delay_no_later_request() {
     let outages = Outages::new().await;
     for (round, fault) in [Fault::Forget, Fault::Stall, Fault::Swallow, Fault::Cut].into_iter().enumerate() {
         let requests = outages.requests(round).await;
-        let (started, moment) = (Instant::now(), outages.now().await);
+        let (failures, moment) = (outages.failures().await, outages.now().await);
         outages.proxy.break_network(fault);
         let during = join_all(requests.iter().flat_map(|request| {
             let send = || tokio::time::timeout(PATIENCE, request.send(&outages.instance.api));
@@ -224,7 +230,7 @@ async fn requests_during_an_outage_are_answered_and_delay_no_later_request() {
             assert!(answer.is_not_now(), "{what}: {} {}", answer.status, answer.body);
         }
         outages.assert_not_ready().await;
-        tokio::time::sleep(OUTAGE.saturating_sub(started.elapsed())).await;
+        outages.fails_ticks_since(&failures).await;
         outages.proxy.heal();
         outages.assert_works(round, &requests).await;
         // A connection that was only stalled may have lived on.

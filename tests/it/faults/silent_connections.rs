@@ -26,7 +26,7 @@ impl Silence {
         let db = Database::new().await;
         let proxy = Proxy::start(&db).await;
         let instance =
-            Instance::start(&proxy.url, &[("DATABASE_TIMEOUT_SECS", "8"), ("WORKER_CLAIM_TIMEOUT_SECS", "8")]);
+            Instance::start(&proxy.url, &[("DATABASE_TIMEOUT_SECS", "15"), ("WORKER_CLAIM_TIMEOUT_SECS", "15")]);
         Silence { db, proxy, instance, receiver: Receiver::start().await }
     }
 

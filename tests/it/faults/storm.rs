@@ -160,7 +160,8 @@ impl Storm {
             Blow::Hold(table, rows) => {
                 let rows = format!("select from {table} order by random() limit {rows} for update skip locked");
                 if let Some(holder) = LockHolder::holding_any(&self.db, &rows).await {
-                    holder.release_after(time).await;
+                    tokio::time::sleep(time).await;
+                    holder.release().await;
                 }
             }
         }

@@ -186,7 +186,12 @@ async fn an_aborted_begin_leaves_no_transaction_open() {
             tokio::task::yield_now().await;
         }
         drop(begin);
-        // The next user of the connection must not find an open transaction.
+        // The next user of a connection must not find an open transaction: the pool has kept the connection without one,
+        // or has dropped it.
+        let back = async || [(0, 0), (1, 1)].contains(&store.pool_use()).then(|| store.pool_use().1);
+        let kept = eventually("the connection to be kept or dropped", back).await;
+        let open_now = db.number(open).await;
+        assert!(kept == 0 || open_now == 0, "a transaction is open on a connection in the pool after {polls} polls");
         store.ping().await.unwrap();
         // The server process of a dropped connection may take a moment to notice.
         let what = format!("no open transaction after {polls} polls");

@@ -54,6 +54,13 @@ impl Database {
         sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_one(&self.pool).await.unwrap()
     }
 
+    /// The number of statements that wait for a lock.
+    pub async fn waiting_for_locks(&self) -> i64 {
+        let waiting =
+            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+        self.number(waiting).await
+    }
+
     pub async fn execute(&self, statement: &str) {
         sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&self.pool).await.unwrap();
     }

@@ -1,15 +1,10 @@
 //! Another transaction at the database that locks rows, like a session that an operator forgot to end.
 
-use std::time::{Duration, Instant};
-
 use sqlx::{AssertSqlSafe, Postgres, Transaction};
 
 use super::Database;
 
-pub struct LockHolder {
-    transaction: Transaction<'static, Postgres>,
-    since: Instant,
-}
+pub struct LockHolder(Transaction<'static, Postgres>);
 
 impl LockHolder {
     /// Holds the locks of the statement, which must lock something.
@@ -21,16 +16,10 @@ impl LockHolder {
     pub async fn holding_any(db: &Database, statement: &str) -> Option<LockHolder> {
         let mut transaction = db.pool.begin().await.unwrap();
         let done = sqlx::query(AssertSqlSafe(statement.to_owned())).execute(&mut *transaction).await.unwrap();
-        (done.rows_affected() > 0).then(|| LockHolder { transaction, since: Instant::now() })
+        (done.rows_affected() > 0).then(|| LockHolder(transaction))
     }
 
-    pub fn held_for(&self) -> Duration {
-        self.since.elapsed()
-    }
-
-    /// Releases the locks once they were held for that long in all.
-    pub async fn release_after(self, time: Duration) {
-        tokio::time::sleep(time.saturating_sub(self.since.elapsed())).await;
-        self.transaction.rollback().await.unwrap();
+    pub async fn release(self) {
+        self.0.rollback().await.unwrap();
     }
 }

@@ -28,7 +28,7 @@ pub use server::Server;
 pub const LOOPBACK: &str = "127.0.0.0/8,::1";
 
 /// Far more than anything takes, even on a busy machine: it only ends a test that would hang.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Waits until `condition` gives a value.
 pub async fn eventually<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
@@ -163,6 +163,13 @@ impl Client {
     pub async fn fail(&self, id: &str) -> Answer {
         let body = serde_json::json!({"status": "Failure", "failure_reason": "it broke"});
         self.patch(&format!("/task/{id}"), &body).await
+    }
+
+    /// The sum of a counter over all its labels.
+    pub async fn counter(&self, name: &str) -> usize {
+        let page = text(&self.get("/metrics").await.body);
+        let counts = page.lines().filter(|line| line.starts_with(name));
+        counts.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
     }
 
     pub async fn wait_for(&self, id: &str, status: &str) -> Value {
