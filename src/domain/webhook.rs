@@ -38,6 +38,15 @@ pub struct WebhookParams {
     pub headers: BTreeMap<String, String>,
 }
 
+impl WebhookParams {
+    /// Replaces the values of secret headers by `***`.
+    pub fn hide_secrets(&mut self) {
+        for (_, value) in self.headers.iter_mut().filter(|(name, _)| is_secret(name)) {
+            "***".clone_into(value);
+        }
+    }
+}
+
 /// The HTTP method of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum Verb {
@@ -85,8 +94,8 @@ fn is_secret(name: &str) -> bool {
         || ["key", "token", "secret", "password"].iter().any(|part| name.contains(part))
 }
 
-/// The actions of a task, by when they are called.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+/// The actions of a task, by when they are called, as they are stored.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Actions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_start: Option<Action>,
@@ -116,15 +125,6 @@ impl Actions {
 
     pub fn is_empty(&self) -> bool {
         *self == Actions::default()
-    }
-
-    /// Replaces the values of secret headers by `***`.
-    pub fn hide_secrets(&mut self) {
-        let Actions { on_start, on_success, on_failure, on_retry, cancel } = self;
-        let all = on_start.iter_mut().chain(on_success).chain(on_failure).chain(on_retry).chain(cancel);
-        for (_, value) in all.flat_map(|action| &mut action.params.headers).filter(|(name, _)| is_secret(name)) {
-            "***".clone_into(value);
-        }
     }
 }
 

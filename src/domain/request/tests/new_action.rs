@@ -1,4 +1,5 @@
 use super::*;
+use crate::domain::view::TaskAction;
 
 fn read_start(action: Value) -> Result<Action, Vec<String>> {
     let mut task = json!({});
@@ -213,12 +214,10 @@ fn values_of_secret_headers_are_hidden() {
     let lists = json!({"on_start": action, "on_success": [action], "on_failure": [action], "on_retry": [action]});
     let mut actions = read_one(lists).unwrap().actions;
     actions.cancel = actions.on_start.clone();
-    actions.hide_secrets();
-    let Actions { on_start, on_success, on_failure, on_retry, cancel } = actions;
-    let all = on_start.into_iter().chain(on_success).chain(on_failure).chain(on_retry).chain(cancel);
     let mut count = 0;
-    for action in all {
+    for mut action in TaskAction::list(actions) {
         count += 1;
+        action.params.hide_secrets();
         for (name, value) in action.params.headers {
             assert_eq!(value, if names.contains(&name.as_str()) { "***" } else { "v" }, "{name}");
         }
