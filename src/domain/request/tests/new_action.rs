@@ -129,7 +129,8 @@ fn an_answer_may_contain_an_action() {
     action["params"]["note"] = json!({"deep": "\0"});
     action["params"]["verb"] = json!("delete");
     assert_eq!(answer(action).unwrap().unwrap().params.verb, Verb::Delete, "unknown keys are ignored");
-    for other in [json!({}), json!({"ok": true}), json!(null), json!([]), json!("kind")] {
+    for other in [json!({}), json!({"ok": true}), json!(null), json!([]), json!("kind"), json!({"task": {"kind": "k"}})]
+    {
         assert_eq!(answer(other.clone()), Ok(None), "{other}");
     }
     for other in ["", "OK", "{\"kind\":", "<html>kind</html>"] {
@@ -150,6 +151,11 @@ fn an_invalid_action_of_an_answer_is_refused_with_the_reason() {
             "answer.params.verb: must be one of Get, Post, Put, Patch, Delete, not \"Head\"",
         ),
         (params(json!({"body": ["\0"]})), "answer.params.body[0]: must not contain NUL characters"),
+        (
+            json!({"ok": true, "action": webhook("http://w/")}),
+            "answer.action: looks like an action, but the answer itself must be the action",
+        ),
+        (json!([1, webhook("http://w/")]), "answer[1]: looks like an action, but the answer itself must be the action"),
     ];
     for (answer, reason) in cases {
         assert_eq!(read_answered_action(answer.to_string().as_bytes()), Err(reason.to_owned()), "{answer}");
