@@ -91,6 +91,7 @@ impl From<service::Error> for Problem {
                 Problem { current_status: status, current_run: run, ..Problem::new(StatusCode::CONFLICT, detail) }
             }
             service::Error::KeyReused => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()),
+            service::Error::TooManyWaiters(_) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
             service::Error::Invalid(details) => Problem::invalid(details),
             service::Error::Store(error) => error.into(),
         }

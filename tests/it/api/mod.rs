@@ -7,3 +7,4 @@ mod deduplication;
 mod hosts;
 mod idempotency;
 mod requests;
+mod waiting;
