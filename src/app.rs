@@ -24,6 +24,7 @@ use crate::loops::start::lease_keeper::LeaseKeeper;
 use crate::loops::start::{self, Start};
 use crate::loops::supervisor::Supervisor;
 use crate::loops::timeout::Timeout;
+use crate::loops::waiters::CheckWaiters;
 use crate::loops::{runner, wakeup};
 use crate::output::print;
 use crate::service::Service;
@@ -268,6 +269,8 @@ fn start_loops(config: &Config, store: &Store, client: &Client, supervisor: &mut
     supervisor.spawn("counters", runner::run(Counters { store: store.clone() }, store.clone(), shutdown.clone()));
     supervisor.spawn("audit", runner::run(Audit::new(store.clone()), store.clone(), shutdown.clone()));
     supervisor.spawn("retention", runner::run(retention, store.clone(), shutdown.clone()));
+    let waiters = CheckWaiters { store: store.clone() };
+    supervisor.spawn("waiters", runner::run(waiters, store.clone(), shutdown.clone()));
     supervisor.spawn("metrics", telemetry::upkeep(shutdown.clone()));
     supervisor.spawn("wake-up", wakeup::tell(store.clone(), shutdown.clone()));
     supervisor.spawn("listener", wakeup::listen(store.clone(), shutdown));

@@ -19,9 +19,12 @@ impl Hints {
     pub const TIMEOUT: Hints = Hints(8);
     /// Deferred changes of counters, for this process only.
     pub const COUNTERS: Hints = Hints(16);
+    /// A request that waits for a task or a batch, for this process only.
+    pub const WAITERS: Hints = Hints(32);
     /// Hints that are not sent to other instances.
-    const LOCAL: u8 = Hints::TIMEOUT.0 | Hints::COUNTERS.0;
-    const ALL: [Hints; 5] = [Hints::START, Hints::RETRY, Hints::DELIVER, Hints::TIMEOUT, Hints::COUNTERS];
+    const LOCAL: u8 = Hints::TIMEOUT.0 | Hints::COUNTERS.0 | Hints::WAITERS.0;
+    const ALL: [Hints; 6] =
+        [Hints::START, Hints::RETRY, Hints::DELIVER, Hints::TIMEOUT, Hints::COUNTERS, Hints::WAITERS];
 
     pub fn add(&mut self, other: Hints) {
         self.0 |= other.0;
@@ -46,7 +49,7 @@ pub struct Wake(Arc<WakeInner>);
 
 #[derive(Debug, Default)]
 struct WakeInner {
-    loops: [Notify; 5],
+    loops: [Notify; 6],
     /// Bits of the hints that are not sent yet.
     outgoing: AtomicU8,
     has_outgoing: Notify,

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -37,6 +36,15 @@ pub struct WebhookParams {
     pub body: Option<RawJson>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
+}
+
+impl WebhookParams {
+    /// Replaces the values of secret headers by `***`.
+    pub fn hide_secrets(&mut self) {
+        for (_, value) in self.headers.iter_mut().filter(|(name, _)| is_secret(name)) {
+            "***".clone_into(value);
+        }
+    }
 }
 
 /// The HTTP method of a call.
@@ -87,8 +95,8 @@ fn is_secret(name: &str) -> bool {
         || ["key", "token", "secret", "password"].iter().any(|part| name.contains(part))
 }
 
-/// The actions of a task, by when they are called.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+/// The actions of a task, by when they are called, as they are stored.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Actions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_start: Option<Action>,
@@ -119,15 +127,6 @@ impl Actions {
     pub fn is_empty(&self) -> bool {
         *self == Actions::default()
     }
-
-    /// Replaces the values of secret headers by `***`.
-    pub fn hide_secrets(&mut self) {
-        let Actions { on_start, on_success, on_failure, on_retry, cancel } = self;
-        let all = on_start.iter_mut().chain(on_success).chain(on_failure).chain(on_retry).chain(cancel);
-        for (_, value) in all.flat_map(|action| &mut action.params.headers).filter(|(name, _)| is_secret(name)) {
-            "***".clone_into(value);
-        }
-    }
 }
 
 impl Notice {
@@ -147,26 +146,41 @@ impl Notice {
     }
 }
 
-/// Returns the key by which a receiver recognizes a repeated call.
-pub fn idempotency_key(task: Uuid, trigger: &str, condition: &str, run: i32) -> String {
-    format!("{task}:{trigger}:{condition}:{run}")
+/// Returns the key by which a receiver recognizes a repeated call. `position` is the place of the action in its list.
+pub fn idempotency_key(task: Uuid, trigger: &str, condition: &str, run: i32, position: i32) -> String {
+    with_position(format!("{task}:{trigger}:{condition}:{run}"), position)
 }
 
-pub fn batch_idempotency_key(batch: Uuid, completion: i32) -> String {
-    format!("batch:{batch}:complete:{completion}")
+/// Returns the key of a batch's notification. `position` is the place of the action in its list.
+pub fn batch_idempotency_key(batch: Uuid, completion: i32, position: i32) -> String {
+    with_position(format!("batch:{batch}:complete:{completion}"), position)
+}
+
+/// Appends the place of an action in its list. The first action has the plain key.
+fn with_position(key: String, position: i32) -> String {
+    if position == 0 { key } else { format!("{key}:{position}") }
 }
 
 /// Returns the body of a notification: that of the action, with `state` added under the key `reprise`.
-pub fn notification_body(body: Option<&RawJson>, state: &Value) -> String {
+pub fn notification_body(body: Option<&RawJson>, state: &RawJson) -> String {
+    let state = state.get();
     let Some(body) = body.map(RawJson::get) else { return format!("{{\"reprise\":{state}}}") };
-    json::with_field(body, "reprise", &state.to_string())
-        .unwrap_or_else(|| format!("{{\"body\":{body},\"reprise\":{state}}}"))
+    json::with_field(body, "reprise", state).unwrap_or_else(|| format!("{{\"body\":{body},\"reprise\":{state}}}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+
+    #[test]
+    fn the_second_action_of_a_list_has_a_key_of_its_own() {
+        let id = Uuid::nil();
+        let key = |position| idempotency_key(id, "end", "success", 3, position);
+        assert_eq!(key(0), format!("{id}:end:success:3"));
+        assert_eq!(key(1), format!("{id}:end:success:3:1"));
+        assert_eq!(batch_idempotency_key(id, 0, 0), format!("batch:{id}:complete:0"));
+        assert_eq!(batch_idempotency_key(id, 1, 2), format!("batch:{id}:complete:1:2"));
+    }
 
     #[test]
     fn a_notification_adds_the_state_to_any_body() {
@@ -183,7 +197,8 @@ mod tests {
         ];
         for (body, expected) in cases {
             let body: Option<RawJson> = body.map(|text| serde_json::from_str(text).unwrap());
-            assert_eq!(notification_body(body.as_ref(), &json!({"run": 1})), expected);
+            let state: RawJson = serde_json::from_str(r#"{"run":1}"#).unwrap();
+            assert_eq!(notification_body(body.as_ref(), &state), expected);
         }
     }
 }

@@ -15,7 +15,6 @@ use uuid::Uuid;
 use super::{Api, Code, Hosts, Problem};
 use crate::access::{ApiKey, Keys, Paths, Scope};
 use crate::domain::view::TaskDetails;
-use crate::domain::webhook::Actions;
 use crate::handle::SigningKey;
 use crate::service::Service;
 use crate::store::Actor;
@@ -70,8 +69,8 @@ impl Viewer {
     pub fn redact(self, mut task: TaskDetails) -> TaskDetails {
         match self {
             Viewer::Everything => {}
-            Viewer::NoSecrets => task.actions.hide_secrets(),
-            Viewer::NoActions => task.actions = Actions::default(),
+            Viewer::NoSecrets => task.actions.iter_mut().for_each(|action| action.params.hide_secrets()),
+            Viewer::NoActions => task.actions.clear(),
         }
         task
     }

@@ -15,6 +15,7 @@ use super::{Api, Code, Problem};
 use crate::domain::request::new_rule::read_rules_change;
 use crate::domain::view::{Batch, BatchSummary, ChangedRules, Dag, StoppedBatch};
 use crate::store::batches::list::BatchFilter;
+use crate::store::waiters::Awaited;
 
 /// List batches
 ///
@@ -51,18 +52,27 @@ pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Respo
 /// Get a batch
 ///
 /// Returns the batch with its tasks counted by status and the sums of their counters.
+///
+/// With `wait_secs`, Reprise answers as soon as the batch is complete, at the latest after that time. An instance lets
+/// at most 20,000 requests wait; further ones get 503.
 #[utoipa::path(
     get, path = "/batch/{id}", operation_id = "getBatch", tag = "batches",
-    params(("id" = Uuid, Path, description = "The batch")),
+    params(
+        ("id" = Uuid, Path, description = "The batch"),
+        ("wait_secs" = Option<u64>, Query, description = "How long to wait until the batch is complete; 0, the default, answers at once", minimum = 0, maximum = 60),
+    ),
     responses(
         (status = 200, description = "The batch", body = Batch),
-        (status = 400, description = "The id is not a UUID", body = Problem, content_type = "application/problem+json"),
+        (status = 400, description = "Invalid request; details lists every problem", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "The database is not available", body = Problem,
          content_type = "application/problem+json"),
     )
 )]
-pub async fn get(State(api): State<Arc<Api>>, Id(id): Id) -> Result<Json<Batch>, Problem> {
+pub async fn get(State(api): State<Arc<Api>>, Id(id): Id, mut query: Query) -> Result<Json<Batch>, Problem> {
+    let time = query.wait();
+    query.close()?;
+    let _permit = api.service.wait(Awaited::Batch(id), None, time, &api.ending).await?;
     Ok(Json(api.service.batch(id).await?))
 }
 

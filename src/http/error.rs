@@ -196,6 +196,7 @@ impl From<service::Error> for Problem {
                 problem
             }
             service::Error::KeyReused => Problem::new(Code::IdempotencyKeyReused, detail),
+            service::Error::TooManyWaiters(_) => Problem::new(Code::Overloaded, detail),
             service::Error::Invalid(problems) => Problem::invalid(problems),
             service::Error::Store(error) => error.into(),
         }

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::request::Parts;
@@ -109,6 +110,11 @@ impl Query {
     {
         let allowed = format!("a whole number from {} to {}", range.start(), range.end());
         self.parsed(name, &allowed, |text| text.parse().ok().filter(|value| range.contains(value)))
+    }
+
+    /// Takes `wait_secs`.
+    pub fn wait(&mut self) -> Duration {
+        Duration::from_secs(self.integer("wait_secs", &(0..=60)).unwrap_or(0))
     }
 
     pub fn uuid(&mut self, name: &str) -> Option<Uuid> {

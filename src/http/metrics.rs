@@ -26,6 +26,7 @@ pub async fn metrics(State(api): State<Arc<Api>>) -> impl IntoResponse {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     ::metrics::gauge!("reprise_pool_connections", "state" => "idle").set(count(idle));
     ::metrics::gauge!("reprise_pool_connections", "state" => "used").set(count(size - idle));
+    ::metrics::gauge!("reprise_waiting_requests").set(count(store.waiters().count()));
     // A failed query leaves the last value of its gauge.
     if let Ok(counts) = status_counts::by_status(store).await {
         for (status, count) in Status::ALL.iter().zip(counts) {

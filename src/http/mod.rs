@@ -110,10 +110,17 @@ async fn measure(request: Request, next: Next) -> Response {
         .extensions()
         .get::<axum::extract::MatchedPath>()
         .map_or_else(|| "unmatched".to_owned(), |path| path.as_str().to_owned());
+    // Requests that wait on purpose would hide the others.
+    let waits = request.uri().query().is_some_and(|query| query.contains("wait_secs="));
     let mut response = next.run(request).await;
     let status = response.status().as_u16().to_string();
     let labels = [("method", method), ("path", path), ("status", status)];
-    ::metrics::histogram!("reprise_http_request_duration_seconds", &labels).record(started.elapsed().as_secs_f64());
+    let duration = if waits {
+        ::metrics::histogram!("reprise_http_wait_duration_seconds", &labels)
+    } else {
+        ::metrics::histogram!("reprise_http_request_duration_seconds", &labels)
+    };
+    duration.record(started.elapsed().as_secs_f64());
     response.headers_mut().entry("x-content-type-options").or_insert(HeaderValue::from_static("nosniff"));
     response
 }

@@ -19,11 +19,12 @@ use crate::domain::json::write_canonical;
 use crate::domain::request::new_batch::read_batch;
 use crate::domain::request::patch::{read_heartbeat, read_patch};
 use crate::domain::request::problems::ProblemCode;
-use crate::domain::task::status::Status;
+use crate::domain::task::status::{Status, Until};
 use crate::domain::view::{TaskDetails, TaskSummary};
 use crate::store::Actor;
 use crate::store::batches::idempotency::IdempotencyKey;
 use crate::store::tasks::list::TaskFilter;
+use crate::store::waiters::Awaited;
 
 /// Create a batch of tasks
 ///
@@ -118,12 +119,18 @@ pub async fn list(State(api): State<Arc<Api>>, mut query: Query) -> Result<Respo
 ///
 /// Returns the task with its actions, its retry policy and its last failure. With `run`, the answer is 409 unless the
 /// task is at that run.
+///
+/// With `wait_secs`, Reprise answers as soon as the task has ended or has the status `until`, at the latest after that
+/// time, with the task as it is then. If the task has ended in another status, the answer comes at once. An instance
+/// lets at most 20,000 requests wait; further ones get 503.
 #[utoipa::path(
     get, path = "/task/{id}", operation_id = "getTask", tag = "tasks",
     params(
         ("id" = Uuid, Path, description = "The task"),
         ("run" = Option<i32>, Query, description = "The run that the request is about, from the handle", minimum = 0),
         ("token" = Option<String>, Query, description = "Token from the handle; replaces an API key for this task and run"),
+        ("wait_secs" = Option<u64>, Query, description = "How long to wait for `until`; 0, the default, answers at once", minimum = 0, maximum = 60),
+        ("until" = Option<String>, Query, description = "What to wait for: `terminal`, the default, or a status", example = "terminal"),
     ),
     responses(
         (status = 200, description = "The task", body = TaskDetails),
@@ -139,9 +146,13 @@ pub async fn get(
     State(api): State<Arc<Api>>,
     viewer: Viewer,
     Id(id): Id,
-    query: Query,
+    mut query: Query,
 ) -> Result<Json<TaskDetails>, Problem> {
-    Ok(Json(viewer.redact(api.service.task(id, run_of(query)?.0).await?)))
+    let time = query.wait();
+    let until = query.parsed("until", UNTIL, Until::parse).unwrap_or(Until::Terminal);
+    let (run, _) = run_of(query)?;
+    let _permit = api.service.wait(Awaited::Task(id, until), run, time, &api.ending).await?;
+    Ok(Json(viewer.redact(api.service.task(id, run).await?)))
 }
 
 /// Report the result of a run, or change a task
@@ -320,6 +331,8 @@ impl std::io::Write for Hash {
         Ok(())
     }
 }
+
+const UNTIL: &str = "terminal, Waiting, Pending, Claimed, Running, RetryPending, Paused, Success, Failure or Canceled";
 
 const STATUSES: &str = "one or more, separated by commas, of Waiting, Pending, Claimed, Running, RetryPending, Paused, \
                          Success, Failure, Canceled";

@@ -170,8 +170,8 @@ fn postponed(delivery: &Leased, patience: Duration) -> Postponed {
 
 async fn send(client: &Client, delivery: &Leased, settings: &DeliverySettings, host_permit: HostPermit) -> Sent {
     let idempotency_key = match delivery.task_id {
-        Some(task) => idempotency_key(task, &delivery.trigger, &delivery.condition, delivery.run),
-        None => batch_idempotency_key(delivery.batch_id, delivery.run),
+        Some(task) => idempotency_key(task, &delivery.trigger, &delivery.condition, delivery.run, delivery.position),
+        None => batch_idempotency_key(delivery.batch_id, delivery.run, delivery.position),
     };
     let answer = client
         .call(
@@ -181,7 +181,7 @@ async fn send(client: &Client, delivery: &Leased, settings: &DeliverySettings, h
                 trigger: &delivery.trigger,
                 idempotency_key,
                 task: delivery.task_id.map(|id| (id, delivery.run)),
-                attempt: delivery.state["attempt"].as_i64(),
+                attempt: delivery.attempt,
                 trace: delivery.task_id.unwrap_or(delivery.batch_id),
             },
             host_permit,

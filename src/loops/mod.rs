@@ -12,4 +12,5 @@ pub mod runner;
 pub mod start;
 pub mod supervisor;
 pub mod timeout;
+pub mod waiters;
 pub mod wakeup;

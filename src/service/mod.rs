@@ -7,10 +7,12 @@ mod group_commit;
 mod reports;
 mod retries;
 mod tasks;
+mod waiting;
 
 use std::sync::Arc;
 
 use chrono::TimeDelta;
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use crate::domain::request::problems::{FieldProblem, ProblemCode};
@@ -41,6 +43,8 @@ struct Lanes {
     /// Heartbeats of tasks that occupy slots.
     slot_heartbeats: GroupCommit<Heartbeat, bool>,
     creations: GroupCommit<tasks::Creation, store::tasks::create::StoredBatch>,
+    /// Permits to read the answer after a wait.
+    answers: Arc<Semaphore>,
 }
 
 impl Default for Lanes {
@@ -50,6 +54,7 @@ impl Default for Lanes {
             heartbeats: GroupCommit::new(1, 500),
             slot_heartbeats: GroupCommit::new(1, 500),
             creations: GroupCommit::new(2, 200),
+            answers: Arc::new(Semaphore::new(2)),
         }
     }
 }
@@ -62,6 +67,8 @@ pub enum Error {
     Conflict(Conflict),
     #[error("Idempotency-Key: already used with a different body")]
     KeyReused,
+    #[error("{0} requests wait for tasks and batches already; try again later, or without wait_secs")]
+    TooManyWaiters(usize),
     #[error("invalid request")]
     Invalid(Vec<FieldProblem>),
     #[error(transparent)]

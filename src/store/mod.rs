@@ -30,6 +30,8 @@ mod secret;
 pub mod tasks;
 /// Transactions, sessions and connections.
 pub mod tx;
+/// Requests that wait for a task or a batch.
+pub mod waiters;
 
 use std::ops::Deref;
 use std::str::FromStr;
@@ -48,7 +50,7 @@ use crate::wake::Wake;
 use tx::pool::Pool;
 
 pub use error::{Error, Result};
-pub use tx::session::{Patience, Session, with_cancellation, without_cancellation};
+pub use tx::session::{Patience, Session, unless_canceled, with_cancellation, without_cancellation};
 pub use tx::{Actor, Tx};
 
 /// The time limit of a transaction, unless [`Store::with_limit`] sets another.
@@ -68,6 +70,7 @@ pub struct StoreInner {
     limit: Duration,
     clock: Clock,
     wake: Wake,
+    awaiting: waiters::Waiters,
     instance: Uuid,
     retry: retry::RetryLimits,
     policies: policies::PolicyCache,
@@ -111,6 +114,7 @@ impl Store {
             limit: LIMIT,
             clock,
             wake: Wake::default(),
+            awaiting: waiters::Waiters::default(),
             instance: Uuid::now_v7(),
             retry,
             policies: policies::PolicyCache::default(),

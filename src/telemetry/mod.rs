@@ -116,7 +116,12 @@ fn describe() {
     gauge!("reprise_outbox_depth", "Notifications still to be delivered");
     gauge!("reprise_outbox_oldest_age_seconds", "Age of the oldest notification still to be delivered");
     gauge!("reprise_pool_connections", "Database connections for requests, by state: used or idle");
+    gauge!("reprise_waiting_requests", "Requests that wait for a task or a batch");
     histogram!("reprise_http_request_duration_seconds", "Duration of HTTP requests, by method, path and status");
+    histogram!(
+        "reprise_http_wait_duration_seconds",
+        "Duration of HTTP requests with wait_secs, by method, path and status"
+    );
 }
 
 #[cfg(test)]

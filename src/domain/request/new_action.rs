@@ -17,6 +17,8 @@ use crate::domain::webhook::{Action, ActionKind, RESERVED_HEADERS, Verb, Webhook
 
 /// An object in an answer counts as an action if it has one of these fields.
 const ACTION_FIELDS: [&str; 3] = ["kind", "params", "url"];
+/// The most items of an answer that are searched for actions.
+const MAX_ANSWER_ITEMS: usize = 100;
 /// The most characters of the reason why the action of an answer is ignored.
 const MAX_REASON_CHARS: usize = 500;
 
@@ -254,9 +256,11 @@ pub fn read_answered_action(answer: &[u8]) -> Result<Option<Action>, String> {
         Err(error) if holds(answer, b"\"params\"") => return Err(format!("answer: is not valid JSON: {error}")),
         Err(_) => return Ok(None),
     };
-    let object = if text.get().starts_with('{') { Object::read(text.get(), |_| true).ok() } else { None };
-    if !object.is_some_and(|object| ACTION_FIELDS.iter().any(|name| object.texts.contains_key(*name))) {
-        return Ok(None);
+    if !fields_of(text).is_some_and(|object| ACTION_FIELDS.iter().any(|name| object.texts.contains_key(*name))) {
+        return match wrapped_action(text) {
+            Some(path) => Err(format!("{path}: looks like an action, but the answer itself must be the action")),
+            None => Ok(None),
+        };
     }
     let mut reading = Reading { strict: false, ..Reading::new(&RequestLimits::NONE) };
     let action = Action::read(Source::Text(text), Place::named("answer"), &mut reading);
@@ -265,6 +269,23 @@ pub fn read_answered_action(answer: &[u8]) -> Result<Option<Action>, String> {
         lines.join("; ").chars().take(MAX_REASON_CHARS).collect()
     };
     reading.problems.or(action).map(Some).map_err(reason)
+}
+
+/// Returns the path of an action inside another object or an array: a mistake that must not pass silently.
+fn wrapped_action(text: &RawValue) -> Option<String> {
+    let is_action = |text: &RawValue| {
+        fields_of(text).is_some_and(|object| ["kind", "params"].iter().all(|name| object.texts.contains_key(*name)))
+    };
+    if let Some(object) = fields_of(text) {
+        let found = object.texts.into_iter().find(|(_, value)| is_action(value));
+        return found.map(|(name, _)| format!("answer.{name}"));
+    }
+    let (items, _) = json::items(text.get(), MAX_ANSWER_ITEMS).ok()?;
+    items.into_iter().position(is_action).map(|i| format!("answer[{i}]"))
+}
+
+fn fields_of(text: &RawValue) -> Option<Object<'_>> {
+    if text.get().starts_with('{') { Object::read(text.get(), |_| true).ok() } else { None }
 }
 
 fn holds(bytes: &[u8], part: &[u8]) -> bool {

@@ -91,6 +91,37 @@ impl Status {
     }
 }
 
+/// The status for which a request waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Until {
+    /// Any terminal status.
+    Terminal,
+    Status(Status),
+}
+
+impl Until {
+    /// Parses `terminal` or a status.
+    pub fn parse(text: &str) -> Option<Until> {
+        if text.eq_ignore_ascii_case("terminal") {
+            return Some(Until::Terminal);
+        }
+        Status::parse(text).map(Until::Status)
+    }
+
+    /// Whether a task in this status ends the wait: it has the status, or it has ended in another one.
+    pub fn is_settled_by(self, status: Status) -> bool {
+        status.is_terminal() || self == Until::Status(status)
+    }
+
+    /// Returns the status, if it is a certain one.
+    pub const fn status(self) -> Option<Status> {
+        match self {
+            Until::Terminal => None,
+            Until::Status(status) => Some(status),
+        }
+    }
+}
+
 impl Outcome {
     pub const fn is_success(self) -> bool {
         matches!(self, Outcome::Success)
@@ -119,6 +150,17 @@ mod tests {
             assert_eq!(Status::ALL[status.index()], status);
         }
         assert_eq!(Status::parse("done"), None);
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_status_and_at_every_end() {
+        let running = Until::parse("RUNNING").unwrap();
+        assert_eq!((running, Until::parse("Terminal")), (Until::Status(Status::Running), Some(Until::Terminal)));
+        assert_eq!(Until::parse("done"), None);
+        for status in Status::ALL {
+            assert_eq!(Until::Terminal.is_settled_by(status), status.is_terminal(), "{status:?}");
+            assert_eq!(running.is_settled_by(status), status.is_terminal() || status == Status::Running, "{status:?}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The shapes of API answers. The store fills them, and the HTTP layer serializes them.
 
+mod action;
 mod batch;
 mod delivery;
 mod history;
@@ -13,6 +14,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+pub use action::{ActionCondition, ActionTrigger, TaskAction};
 pub use batch::{Batch, BatchSummary, ChangedRules, Dag, Link, RetriedBatch, StatusCounts, StoppedBatch};
 pub use delivery::{Delivery, DeliveryStatus};
 pub use history::{AttemptView, TaskEvent};

@@ -7,13 +7,12 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::retry::{RetryPolicy, RetrySource};
-use super::{Metadata, Timestamp};
+use super::{ActionTrigger, Metadata, TaskAction, Timestamp};
 use crate::domain::retry::failure::FailureType;
 use crate::domain::retry::policy::Policy;
 use crate::domain::rules::Rule;
 use crate::domain::task::Task;
 use crate::domain::task::status::Status;
-use crate::domain::webhook::Actions;
 
 /// The summary of a task, as lists show it.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -52,7 +51,8 @@ pub struct TaskDetails {
     pub timeout: i32,
     #[schema(value_type = Metadata)]
     pub metadata: Value,
-    pub actions: Actions,
+    /// The webhooks that the task calls. Callers without an API key see none if keys are set.
+    pub actions: Vec<TaskAction>,
     pub last_updated: Timestamp,
     #[schema(required)]
     pub failure_reason: Option<String>,
@@ -80,7 +80,7 @@ impl TaskDetails {
     pub fn follow(&mut self, task: &Task, now: DateTime<Utc>) {
         if self.basic.run != task.run {
             // The action came from the answer to the previous run.
-            self.actions.cancel = None;
+            self.actions.retain(|action| action.trigger != ActionTrigger::Cancel);
         }
         self.basic.status = task.status;
         self.basic.attempt = task.attempt;

@@ -157,7 +157,7 @@ impl StartCaller {
                         action: &action,
                         body,
                         trigger: "start",
-                        idempotency_key: idempotency_key(claimed.id, "start", "success", claimed.run),
+                        idempotency_key: idempotency_key(claimed.id, "start", "success", claimed.run, 0),
                         task: Some((claimed.id, claimed.run)),
                         attempt: Some(i64::from(claimed.attempt)),
                         trace: claimed.id,

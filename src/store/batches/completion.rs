@@ -11,22 +11,24 @@ use crate::store::{Result, Tx};
 use crate::wake::Hints;
 
 /// Reopens the batches in which a task came back to life, and completes the `finished` ones, which have no alive task.
+/// Returns the completed ones.
 pub(in crate::store) async fn settle(
     tx: &mut Tx,
     reopened: &BTreeSet<Uuid>,
     finished: Vec<Uuid>,
     hints: &mut Hints,
-) -> Result<()> {
+) -> Result<Vec<Uuid>> {
     if !reopened.is_empty() {
         reopen(tx, reopened).await?;
     }
-    if !finished.is_empty() {
-        let finished = if tx.defers() { completable(tx, &finished, hints).await? } else { finished };
-        if complete(tx, &finished).await? {
-            hints.add(Hints::DELIVER);
-        }
+    if finished.is_empty() {
+        return Ok(finished);
     }
-    Ok(())
+    let finished = if tx.defers() { completable(tx, &finished, hints).await? } else { finished };
+    if complete(tx, &finished).await? {
+        hints.add(Hints::DELIVER);
+    }
+    Ok(finished)
 }
 
 /// Marks batches as complete and enqueues their `on_batch_complete` notifications. Returns whether there are any.
@@ -36,16 +38,23 @@ async fn complete(tx: &mut Tx, ids: &[Uuid]) -> Result<bool> {
         "with done as (
              update batch b set completed_at = coalesce($2, statement_timestamp()), completions = b.completions + 1
              where b.id = any($1) and b.completed_at is null
-             returning b.id, b.completions - 1 as completion, b.on_complete, b.total
+             returning b.id, b.completions - 1 as completion, b.on_complete, b.total, b.scope, b.metadata
          )
-         insert into outbox (batch_id, trigger, condition, run, action, state, next_attempt_at, created_at, updated_at)
+         insert into outbox (batch_id, trigger, condition, run, action, state, position, next_attempt_at, created_at,
+                             updated_at)
          select d.id, 'batch', 'complete', d.completion, a.action::text,
                 json_build_object('batch_id', d.id, 'trigger', 'batch', 'completion', d.completion,
                                   'total_tasks', d.total, 'success', c.success, 'failure', c.failure,
-                                  'canceled', c.canceled)::text,
+                                  'canceled', c.canceled, 'scope', d.scope,
+                                  'metadata', coalesce(d.metadata, '{}'),
+                                  'status_counts', json_build_object(
+                                      'waiting', c.waiting, 'pending', c.pending, 'claimed', c.claimed,
+                                      'running', c.running, 'retry_pending', c.retry_pending, 'paused', c.paused,
+                                      'success', c.success, 'failure', c.failure, 'canceled', c.canceled))::text,
+                a.place - 1,
                 coalesce($2, statement_timestamp()), coalesce($2, statement_timestamp()), coalesce($2, statement_timestamp())
          from done d join batch_counts c on c.batch_id = d.id
-         cross join lateral json_array_elements(d.on_complete::json) a(action)",
+         cross join lateral json_array_elements(d.on_complete::json) with ordinality a(action, place)",
         ids,
         now,
     )

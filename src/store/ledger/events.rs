@@ -49,6 +49,11 @@ impl Trail {
         self.0.is_empty()
     }
 
+    /// Returns the tasks that moved, each with its new status.
+    pub fn moves(&self) -> impl Iterator<Item = (Uuid, Status)> {
+        self.0.iter().flat_map(|(made, tasks)| tasks.iter().map(|id| (*id, made.to)))
+    }
+
     /// Returns the ids of all tasks, and the rows.
     pub fn rows(&self) -> (Vec<Uuid>, Vec<EventRow>) {
         let position = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);

@@ -4,8 +4,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use serde::Deserialize;
 use uuid::Uuid;
 
+use crate::domain::json::RawJson;
 use crate::domain::webhook::Action;
 use crate::store::{Actor, Error, Result, Session, Store, Tx};
 use crate::wake::Hints;
@@ -23,11 +25,22 @@ pub struct Leased {
     pub condition: String,
     pub run: i32,
     pub action: Action,
-    pub state: serde_json::Value,
+    /// The place of the action in its list.
+    pub position: i32,
+    /// The payload as text: it holds metadata, and a tree would take several times its memory.
+    pub state: RawJson,
+    /// The attempt that the payload names.
+    pub attempt: Option<i64>,
     /// The number of attempts, including this one.
     pub attempts: i32,
     /// The size of action and state in memory.
     pub bytes: usize,
+}
+
+/// The part of a payload that the headers of its call repeat.
+#[derive(Deserialize)]
+struct PayloadAttempt {
+    attempt: Option<i64>,
 }
 
 /// The result of sending a notification.
@@ -57,7 +70,7 @@ pub async fn lease(tx: &mut Tx, limit: i64, lease: Duration) -> Result<(Vec<Leas
          update outbox o set attempts = o.attempts + 1, updated_at = coalesce($1, statement_timestamp()),
              next_attempt_at = coalesce($1, statement_timestamp()) + make_interval(secs => $3)
          from sized s where o.id = s.id and s.before < $4
-         returning o.id, o.task_id, o.batch_id, o.trigger, o.condition, o.run, o.action, o.state, o.attempts,
+         returning o.id, o.task_id, o.batch_id, o.trigger, o.condition, o.run, o.action, o.state, o.attempts, o.position,
              (select count(*) from picked) as "picked!""#,
         now,
         limit,
@@ -71,6 +84,7 @@ pub async fn lease(tx: &mut Tx, limit: i64, lease: Duration) -> Result<(Vec<Leas
     let mut leased = rows
         .into_iter()
         .map(|row| {
+            let state: PayloadAttempt = serde_json::from_str(&row.state).map_err(Error::corrupt)?;
             Ok(Leased {
                 id: row.id,
                 task_id: row.task_id,
@@ -79,7 +93,9 @@ pub async fn lease(tx: &mut Tx, limit: i64, lease: Duration) -> Result<(Vec<Leas
                 condition: row.condition,
                 run: row.run,
                 action: serde_json::from_str(&row.action).map_err(Error::corrupt)?,
+                position: row.position,
                 state: serde_json::from_str(&row.state).map_err(Error::corrupt)?,
+                attempt: state.attempt,
                 attempts: row.attempts,
                 bytes: row.action.len() + row.state.len(),
             })

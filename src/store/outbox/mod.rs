@@ -37,13 +37,16 @@ pub(super) async fn enqueue(tx: &mut Tx, transitions: &[Transition], now: DateTi
         let states: Vec<String> = listed.iter().map(|(_, t)| TaskState::of(t).to_json()).collect();
         let notices: Vec<Notice> = listed.iter().filter_map(|(_, t)| t.notice()).collect();
         added += sqlx::query!(
-            "insert into outbox (task_id, batch_id, trigger, condition, run, action, state, next_attempt_at,
+            "insert into outbox (task_id, batch_id, trigger, condition, run, action, state, position, next_attempt_at,
                                  created_at, updated_at)
-             select u.id, u.batch_id, u.trigger, u.condition, u.run, a.action::text, u.state, $8, $8, $8
+             select u.id, u.batch_id, u.trigger, u.condition, u.run, a.action::text,
+                    (u.state::jsonb || jsonb_build_object('name', s.name, 'kind', s.kind, 'scope', b.scope,
+                                                          'metadata', coalesce(s.metadata, '{}')))::text,
+                    a.place - 1, $8, $8, $8
              from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::text[], $7::text[])
                       u(id, batch_id, trigger, condition, run, list, state)
-             join task_spec s on s.id = u.id
-             cross join lateral json_array_elements(s.actions::json -> u.list) a(action)",
+             join task_spec s on s.id = u.id join batch b on b.id = u.batch_id
+             cross join lateral json_array_elements(s.actions::json -> u.list) with ordinality a(action, place)",
             &listed.iter().map(|(_, t)| t.task().id).collect::<Vec<_>>(),
             &listed.iter().map(|(_, t)| t.task().batch_id).collect::<Vec<_>>(),
             &notices.iter().map(|n| n.trigger()).collect::<Vec<_>>() as &[&str],
@@ -62,9 +65,13 @@ pub(super) async fn enqueue(tx: &mut Tx, transitions: &[Transition], now: DateTi
         added += sqlx::query!(
             "insert into outbox (task_id, batch_id, trigger, condition, run, action, state, next_attempt_at,
                                  created_at, updated_at)
-             select u.id, u.batch_id, 'cancel', 'success', u.run, c.action, u.state, $5, $5, $5
+             select u.id, u.batch_id, 'cancel', 'success', u.run, c.action,
+                    (u.state::jsonb || jsonb_build_object('name', s.name, 'kind', s.kind, 'scope', b.scope,
+                                                          'metadata', coalesce(s.metadata, '{}')))::text,
+                    $5, $5, $5
              from unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[]) u(id, batch_id, run, state)
-             join cancel_action c on c.task_id = u.id and c.run = u.run",
+             join cancel_action c on c.task_id = u.id and c.run = u.run
+             join task_spec s on s.id = u.id join batch b on b.id = u.batch_id",
             &cancels.iter().map(|t| t.task().id).collect::<Vec<_>>(),
             &cancels.iter().map(|t| t.task().batch_id).collect::<Vec<_>>(),
             &cancels.iter().map(|t| t.from_run()).collect::<Vec<_>>(),
@@ -154,8 +161,12 @@ pub async fn keep_cancel_actions(tx: &mut Tx, actions: &[CancelAction]) -> Resul
     sqlx::query!(
         "insert into outbox (task_id, batch_id, trigger, condition, run, action, state, next_attempt_at,
                              created_at, updated_at)
-         select u.id, u.batch_id, 'cancel', 'success', u.run, u.action, u.state, n.at, n.at, n.at
+         select u.id, u.batch_id, 'cancel', 'success', u.run, u.action,
+                (u.state::jsonb || jsonb_build_object('name', s.name, 'kind', s.kind, 'scope', b.scope,
+                                                      'metadata', coalesce(s.metadata, '{}')))::text,
+                n.at, n.at, n.at
          from unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::text[]) u(id, batch_id, run, action, state)
+         join task_spec s on s.id = u.id join batch b on b.id = u.batch_id
          cross join (select coalesce($6, statement_timestamp()) as at) n",
         &canceled.iter().map(|row| row.id).collect::<Vec<_>>(),
         &canceled.iter().map(|row| row.batch_id).collect::<Vec<_>>(),

@@ -1,4 +1,5 @@
-//! The payload of a task's notification. No other file may write its JSON.
+//! The payload of a task's notification. The statements that insert it add `name`, `kind`, `scope` and `metadata`, which
+//! a transition does not know; no other code may write its JSON.
 
 use chrono::{DateTime, Utc};
 use serde_json::json;

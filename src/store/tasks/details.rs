@@ -11,7 +11,7 @@ use super::lock::{LockedTasks, moment};
 use super::row::{read_status, summary_from_row, task_from_row};
 use crate::domain::task::Task;
 use crate::domain::task::status::Status;
-use crate::domain::view::{RetrySource, TaskDetails, Timestamp};
+use crate::domain::view::{RetrySource, TaskAction, TaskDetails, Timestamp};
 use crate::domain::webhook::Actions;
 use crate::store::{Error, Result, Store, Tx};
 
@@ -140,7 +140,7 @@ impl DetailsRow {
         let view = TaskDetails {
             timeout: row.timeout_secs,
             metadata: row.metadata.take().unwrap_or_else(|| json!({})),
-            actions,
+            actions: TaskAction::list(actions),
             last_updated: Timestamp(row.last_updated),
             failure_reason: row.failure_reason.take(),
             failure_type: task.failure_type,

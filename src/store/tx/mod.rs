@@ -271,10 +271,11 @@ impl Tx {
             deferred::defer(&mut self, &mut changes.moves.batches, &mut changes.hints).await?;
         }
         let finished = settle(&mut self, &changes.moves, changes.now).await?;
-        completion::settle(&mut self, &changes.reopened, finished, &mut changes.hints).await?;
+        let completed = completion::settle(&mut self, &changes.reopened, finished, &mut changes.hints).await?;
         self.simple("commit").await?;
         self.ended = true;
         self.store.wake.notify_all(changes.hints);
+        self.store.awaiting.committed(&changes.moves.trail, &completed);
         for ((from, to), n) in changes.transitions {
             let labels = [("from", from.as_str()), ("to", to.as_str())];
             metrics::counter!("reprise_transitions_total", &labels).increment(n);

@@ -52,8 +52,8 @@ pub async fn without_cancellation<T>(work: impl Future<Output = T>) -> T {
     CANCELLATION.scope(CancellationToken::new(), work).await
 }
 
-/// Waits for a connection or a permit, unless the client is gone.
-pub(in crate::store) async fn unless_canceled<T>(waiting: impl Future<Output = T>) -> Result<T> {
+/// Waits for a connection, a permit or another event, unless the client is gone.
+pub async fn unless_canceled<T>(waiting: impl Future<Output = T>) -> Result<T> {
     match CANCELLATION.try_with(CancellationToken::clone) {
         Ok(client_gone) => client_gone.run_until_cancelled(waiting).await.ok_or_else(Error::aborted),
         Err(_) => Ok(waiting.await),

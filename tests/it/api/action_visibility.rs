@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Client, Fixture, Receiver};
+use crate::support::{Client, Fixture, Receiver, action};
 
 const KEYS: &str = "reader:key-of-the-reader:read,writer:key-of-the-writer,boss:key-of-the-boss:admin";
 
@@ -14,7 +14,7 @@ fn tasks(receiver: &Receiver, count: usize) -> Value {
 }
 
 fn headers(task: &Value) -> &Value {
-    &task["actions"]["on_start"]["params"]["headers"]
+    &action(task, "Start")["params"]["headers"]
 }
 
 fn hidden() -> Value {
@@ -59,8 +59,8 @@ async fn secret_headers_are_shown_to_admins_only() {
 
     let handle = call.handle.unwrap();
     let at = handle.strip_prefix(f.api.base()).unwrap();
-    assert_eq!(ask(&f.api, Method::GET, at).await["actions"], json!({}), "a handle sees no actions");
-    assert_eq!(ask(&f.api, Method::PATCH, at).await["actions"], json!({}));
+    assert_eq!(ask(&f.api, Method::GET, at).await["actions"], json!([]), "a handle sees no actions");
+    assert_eq!(ask(&f.api, Method::PATCH, at).await["actions"], json!([]));
     assert_eq!(headers(&ask(&reader, Method::GET, at).await), &hidden(), "a key beside it shows what the key may see");
 }
 
@@ -73,5 +73,5 @@ async fn without_keys_every_caller_but_a_handle_sees_secret_headers() {
     assert_eq!(headers(&f.api.task(&ids[0]).await)["x-api-KEY"], "s3cret");
     let handle = receiver.received().remove(0).handle.unwrap();
     let at = handle.strip_prefix(f.api.base()).unwrap();
-    assert_eq!(f.api.get(at).await.body["actions"], json!({}));
+    assert_eq!(f.api.get(at).await.body["actions"], json!([]));
 }

@@ -8,3 +8,4 @@ mod errors;
 mod hosts;
 mod idempotency;
 mod requests;
+mod waiting;

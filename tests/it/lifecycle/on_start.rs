@@ -70,12 +70,56 @@ async fn the_on_start_answer_may_carry_the_cancel_action() {
     receiver.answer(Reply { body: action.clone(), ..Reply::ok() });
     let ids = f.api.create(&task(&receiver)).await;
     f.start().await;
-    assert_eq!(f.api.task(&ids[0]).await["actions"]["cancel"], action);
+    let shown = f.api.task(&ids[0]).await;
+    let shown = crate::support::action(&shown, "Cancel");
+    assert_eq!((&shown["kind"], &shown["params"]), (&action["kind"], &action["params"]));
     f.api.delete(&format!("/task/{}", ids[0])).await;
     assert_eq!(f.deliver().await, 1);
     let cancel = receiver.at("/cancel").pop().unwrap();
     assert_eq!(cancel.key(), format!("{}:cancel:success:0", ids[0]));
     assert_eq!((cancel.header("x-task-trigger"), &cancel.body["reprise"]["status"]), ("cancel", &json!("Canceled")));
+}
+
+#[tokio::test]
+async fn a_cancel_action_with_other_keys_is_called() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let mut action = receiver.action("/cancel");
+    action["trigger"] = json!("Cancel");
+    action["condition"] = Value::Null;
+    action["foo"] = json!({"kind": 1});
+    action["params"]["foo"] = json!([1]);
+    action["params"]["body"] = json!({"job": 7});
+    receiver.answer(Reply { body: action, ..Reply::ok() });
+    let ids = f.api.create(&task(&receiver)).await;
+    f.start().await;
+    assert_eq!(f.api.delete(&format!("/task/{}", ids[0])).await.status, 200);
+    assert_eq!(f.deliver().await, 1);
+    let call = receiver.at("/cancel").pop().unwrap();
+    assert_eq!((&call.body["job"], &call.body["reprise"]["trigger"]), (&json!(7), &json!("cancel")));
+    assert_eq!((&call.body["reprise"]["name"], &call.body["reprise"]["metadata"]), (&json!("n"), &json!({})));
+}
+
+#[tokio::test]
+async fn an_answer_that_only_looks_like_an_action_is_named_in_the_event() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let action = receiver.action("/cancel");
+    let cases = [
+        (json!({"cancel": action}), "answer.cancel: looks like an action"),
+        (json!([action]), "answer[0]: looks like an action"),
+        (json!({"kind": "Webhook", "params": {"params": action["params"]}}), "answer.params.url: is required"),
+    ];
+    for (body, reason) in cases {
+        receiver.answer(Reply { body, ..Reply::ok() });
+        let ids = f.api.create(&task(&receiver)).await;
+        f.start().await;
+        let events = f.api.get(&format!("/task/{}/events", ids[0])).await.body;
+        let said = crate::support::text(&events[2]["reason"]);
+        assert!(events[2]["to"] == "Running" && said.contains(reason), "{said}");
+        f.api.delete(&format!("/task/{}", ids[0])).await;
+        assert_eq!(f.deliver().await, 0);
+    }
 }
 
 #[tokio::test]

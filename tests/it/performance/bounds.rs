@@ -3,7 +3,7 @@
 use reprise::store::{Patience, Session, outages};
 use serde_json::{Value, json};
 
-use crate::support::{Fixture, Receiver, Reply, text};
+use crate::support::{Fixture, Receiver, Reply, action, text};
 
 fn large(receiver: &Receiver, list: &str) -> Value {
     let mut action = receiver.action("/large");
@@ -59,7 +59,7 @@ async fn a_report_of_a_large_task_is_answered_with_its_details() {
     for id in &ids {
         let done = f.api.succeed(id).await;
         assert_eq!((done.status.as_u16(), &done.body["status"]), (200, &json!("Success")));
-        let body = &done.body["actions"]["on_success"][0]["params"]["body"]["large"];
+        let body = &action(&done.body, "End")["params"]["body"]["large"];
         assert_eq!(body.as_str().map(str::len), Some(250 * 1024));
     }
 }

@@ -189,6 +189,12 @@ async fn read(response: Response) -> reqwest::Result<Answer> {
     Ok(Answer { status, headers, body })
 }
 
+/// The first action of a shown task with this trigger.
+pub fn action<'a>(task: &'a Value, trigger: &str) -> &'a Value {
+    let actions = task["actions"].as_array().unwrap_or_else(|| panic!("no actions: {task}"));
+    actions.iter().find(|action| action["trigger"] == trigger).unwrap_or(&Value::Null)
+}
+
 pub fn text(value: &Value) -> String {
     value.as_str().unwrap_or_else(|| panic!("not a string: {value}")).to_owned()
 }

@@ -42,8 +42,8 @@ async fn webhook_bodies_keep_their_numbers_and_field_order() {
     let compact = text.replace(", ", ",");
     assert_eq!(String::from_utf8(receiver.at("/start")[0].raw.clone()).unwrap(), compact);
     let shown = f.api.task(&id).await;
-    assert_eq!(shown["actions"]["on_start"]["params"]["body"], serde_json::from_str::<Value>(text).unwrap());
-    assert_eq!(shown["actions"]["on_start"]["params"]["verb"], "Post");
+    assert_eq!(crate::support::action(&shown, "Start")["params"]["body"], serde_json::from_str::<Value>(text).unwrap());
+    assert_eq!(crate::support::action(&shown, "Start")["params"]["verb"], "Post");
     f.api.succeed(&id).await;
     f.deliver().await;
     let sent = String::from_utf8(receiver.at("/end")[0].raw.clone()).unwrap();
@@ -154,7 +154,7 @@ async fn an_invalid_cancel_action_is_logged_as_a_warning() {
     receiver.answer(Reply { body, ..Reply::ok() });
     let tasks = json!([{"name": "n", "kind": "k", "on_start": receiver.action("/s")}]);
     let (lines, task) = logged(&tasks, "Running").await;
-    assert_eq!(task["actions"]["cancel"], Value::Null);
+    assert_eq!(*crate::support::action(&task, "Cancel"), Value::Null);
     let line = lines.iter().find(|line| line.contains("cancel action")).unwrap_or_else(|| panic!("{lines:?}"));
     let reason = "reason=answer.params.url: must start with http:// or https://";
     assert!(line.contains("WARN") && line.contains(&text(&task["id"])) && line.contains("run=0"), "{line}");

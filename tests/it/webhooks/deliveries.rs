@@ -7,7 +7,7 @@ use crate::support::{Fixture, Receiver, Reply};
 fn hooks(receiver: &Receiver) -> Value {
     let with_body = json!({"kind": "Webhook", "params": {
         "url": format!("{}/ok", receiver.url), "verb": "Post", "body": {"mine": 1}}});
-    json!([{"name": "n", "kind": "k", "on_success": [with_body, receiver.action("/ok2")],
+    json!([{"name": "n", "kind": "k", "metadata": {"m": [1.50]}, "on_success": [with_body, receiver.action("/ok2")],
             "on_failure": [receiver.action("/failed")], "retry": {"max_retries": 1, "jitter_ms": 0}}])
 }
 
@@ -21,6 +21,7 @@ async fn a_success_notification_carries_the_state_of_the_task() {
     assert_eq!(f.deliver().await, 2);
     let told = receiver.at("/ok").pop().unwrap();
     assert_eq!(told.key(), format!("{}:end:success:0", ids[0]));
+    assert_eq!(receiver.at("/ok2").pop().unwrap().key(), format!("{}:end:success:0:1", ids[0]));
     assert_eq!(told.body["mine"], 1);
     let state = &told.body["reprise"];
     let id = ids[0].as_str();
@@ -30,6 +31,8 @@ async fn a_success_notification_carries_the_state_of_the_task() {
     );
     assert_eq!((&state["attempt"], &state["run"], &state["max_retries"]), (&json!(0), &json!(0), &json!(1)));
     assert_eq!((&state["will_retry"], &state["ended_at"]), (&json!(false), &json!("2026-01-01T00:00:00.000000Z")));
+    assert_eq!((&state["name"], &state["kind"], &state["scope"]), (&json!("n"), &json!("k"), &Value::Null));
+    assert_eq!(state["metadata"], json!({"m": [1.50]}));
     for field in ["batch_id", "next_retry_at", "failure_type", "failure_reason"] {
         assert!(state.get(field).is_some(), "{field}");
     }
@@ -41,6 +44,37 @@ async fn a_success_notification_carries_the_state_of_the_task() {
     );
     assert_eq!(list[0]["next_attempt_at"], Value::Null);
     assert_eq!(f.deliver().await, 0, "it is sent once");
+}
+
+#[tokio::test]
+async fn a_notification_carries_the_metadata_of_the_report_and_the_scope_of_the_batch() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let task = json!({"name": "n", "kind": "k", "metadata": {"a": 1, "b": 1}, "on_success": [receiver.action("/ok")]});
+    let created = f.api.post("/task", &json!({"tasks": [task], "scope": "nightly"})).await;
+    f.claim().await;
+    let path = format!("/task/{}", created.body[0]["id"].as_str().unwrap());
+    assert_eq!(f.api.patch(&path, &json!({"status": "Success", "metadata": {"b": 2}})).await.status, 200);
+    f.deliver().await;
+    let state = receiver.at("/ok").pop().unwrap().body["reprise"].clone();
+    assert_eq!((&state["scope"], &state["metadata"]), (&json!("nightly"), &json!({"a": 1, "b": 2})));
+}
+
+#[tokio::test]
+async fn a_delivery_from_before_the_upgrade_keeps_its_key_and_its_state() {
+    let mut f = Fixture::new().await;
+    let receiver = Receiver::start().await;
+    let ids = f.api.create(&hooks(&receiver)).await;
+    f.claim().await;
+    f.api.succeed(&ids[0]).await;
+    // As the previous version inserts them.
+    f.db.execute("update outbox set position = default, state = '{\"attempt\": 0, \"run\": 0}'").await;
+    assert_eq!(f.deliver().await, 2);
+    for path in ["/ok", "/ok2"] {
+        let told = receiver.at(path).pop().unwrap();
+        assert_eq!((told.key(), told.header("x-task-attempt")), (format!("{}:end:success:0", ids[0]), "0"));
+        assert_eq!(told.body["reprise"], json!({"attempt": 0, "run": 0}));
+    }
 }
 
 #[tokio::test]
@@ -124,7 +158,7 @@ async fn a_notification_with_an_expired_lease_is_sent_again() {
 async fn a_batch_sends_its_notification_once_no_task_is_alive() {
     let mut f = Fixture::new().await;
     let receiver = Receiver::start().await;
-    let body = json!({"scope": "s", "metadata": {"m": 1}, "on_batch_complete": [receiver.action("/done")],
+    let body = json!({"scope": "s", "metadata": {"m": 1}, "on_batch_complete": [receiver.action("/done"), receiver.action("/done2")],
         "tasks": [{"id": "a", "name": "a", "kind": "k"}, {"name": "b", "kind": "k", "dependencies": [{"id": "a"}]},
                   {"name": "c", "kind": "k"}]});
     let answer = f.api.post("/task", &body).await;
@@ -135,11 +169,15 @@ async fn a_batch_sends_its_notification_once_no_task_is_alive() {
     assert_eq!(f.deliver().await, 0);
     assert_eq!(f.api.get(&format!("/batch/{batch}")).await.body["completed_at"], Value::Null);
     f.api.succeed(ids[2]["id"].as_str().unwrap()).await;
-    assert_eq!(f.deliver().await, 1);
+    assert_eq!(f.deliver().await, 2);
     let told = receiver.at("/done").pop().unwrap();
     assert_eq!(told.key(), format!("batch:{batch}:complete:0"));
+    assert_eq!(receiver.at("/done2").pop().unwrap().key(), format!("batch:{batch}:complete:0:1"));
     let state = &told.body["reprise"];
     assert_eq!((&state["batch_id"], &state["success"], &state["failure"]), (&json!(batch), &json!(1), &json!(2)));
+    assert_eq!((&state["scope"], &state["metadata"]), (&json!("s"), &json!({"m": 1})));
+    let counts = &state["status_counts"];
+    assert_eq!((&counts["success"], &counts["failure"], &counts["running"]), (&json!(1), &json!(2), &json!(0)));
     let list = f.api.get(&format!("/webhook-deliveries?batch_id={batch}")).await.body;
     assert_eq!(
         (&list[0]["task_id"], &list[0]["trigger"], &list[0]["condition"]),

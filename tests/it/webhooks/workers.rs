@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use standardwebhooks::Webhook;
 use tokio::io::copy_bidirectional;
 
-use crate::support::{Client, Database, Instance, Receiver, Reply, eventually};
+use crate::support::{Client, Database, Instance, Receiver, Reply, action, eventually};
 
 const PAGE: &str = include_str!("../../../docs/workers.md");
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -224,7 +224,7 @@ async fn a_worker_starts_a_task_keeps_it_alive_and_reports_success() {
         let task = json!([{"name": "n", "kind": "k", "timeout": 3, "on_start": worker.on_start(&job)}]);
         let id = &api.create(&task).await[0];
         let running = api.wait_for(id, "Running").await;
-        assert_eq!(running["actions"]["cancel"]["params"]["url"], worker.url, "{running}");
+        assert_eq!(action(&running, "Cancel")["params"]["url"], worker.url, "{running}");
         api.wait_for(id, "Success").await;
         let attempts = attempts(api, id).await;
         assert_eq!(attempts.len(), 1, "{:?}: {attempts:?}", worker.language);

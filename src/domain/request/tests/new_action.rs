@@ -1,4 +1,5 @@
 use super::*;
+use crate::domain::view::TaskAction;
 
 fn read_start(action: Value) -> Result<Action, Vec<FieldProblem>> {
     let mut task = json!({});
@@ -128,7 +129,8 @@ fn an_answer_may_contain_an_action() {
     action["params"]["note"] = json!({"deep": "\0"});
     action["params"]["verb"] = json!("delete");
     assert_eq!(answer(action).unwrap().unwrap().params.verb, Verb::Delete, "unknown keys are ignored");
-    for other in [json!({}), json!({"ok": true}), json!(null), json!([]), json!("kind")] {
+    for other in [json!({}), json!({"ok": true}), json!(null), json!([]), json!("kind"), json!({"task": {"kind": "k"}})]
+    {
         assert_eq!(answer(other.clone()), Ok(None), "{other}");
     }
     for other in ["", "OK", "{\"kind\":", "<html>kind</html>"] {
@@ -149,6 +151,11 @@ fn an_invalid_action_of_an_answer_is_refused_with_the_reason() {
             "answer.params.verb: must be one of Get, Post, Put, Patch, Delete, not \"Head\"",
         ),
         (params(json!({"body": ["\0"]})), "answer.params.body[0]: must not contain NUL characters"),
+        (
+            json!({"ok": true, "action": webhook("http://w/")}),
+            "answer.action: looks like an action, but the answer itself must be the action",
+        ),
+        (json!([1, webhook("http://w/")]), "answer[1]: looks like an action, but the answer itself must be the action"),
     ];
     for (answer, reason) in cases {
         assert_eq!(read_answered_action(answer.to_string().as_bytes()), Err(reason.to_owned()), "{answer}");
@@ -213,12 +220,10 @@ fn values_of_secret_headers_are_hidden() {
     let lists = json!({"on_start": action, "on_success": [action], "on_failure": [action], "on_retry": [action]});
     let mut actions = read_one(lists).unwrap().actions;
     actions.cancel = actions.on_start.clone();
-    actions.hide_secrets();
-    let Actions { on_start, on_success, on_failure, on_retry, cancel } = actions;
-    let all = on_start.into_iter().chain(on_success).chain(on_failure).chain(on_retry).chain(cancel);
     let mut count = 0;
-    for action in all {
+    for mut action in TaskAction::list(actions) {
         count += 1;
+        action.params.hide_secrets();
         for (name, value) in action.params.headers {
             assert_eq!(value, if names.contains(&name.as_str()) { "***" } else { "v" }, "{name}");
         }
