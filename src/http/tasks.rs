@@ -82,7 +82,7 @@ pub async fn create(
         ("name" = Option<String>, Query, description = "Exactly this name"),
         ("batch_id" = Option<Uuid>, Query, description = "Tasks of this batch"),
         ("metadata" = Option<String>, Query, description = "A JSON object that the metadata contains"),
-        ("timeout" = Option<i32>, Query, description = "Exactly this timeout in seconds"),
+        ("timeout" = Option<i32>, Query, description = "Exactly this timeout in seconds", minimum = 1, maximum = 86_400),
         ("created_after" = Option<DateTime<Utc>>, Query, description = "RFC 3339 timestamp"),
         ("created_before" = Option<DateTime<Utc>>, Query, description = "RFC 3339 timestamp"),
         ("page" = Option<i64>, Query, description = "Page number, from 0. page × page_size must not exceed 100,000; use cursor beyond that", minimum = 0, maximum = 100_000),

@@ -97,12 +97,18 @@ impl<const MIN: i64, const MAX: i64> Input for Whole<MIN, MAX> {
 
 fn read_whole(source: Source, at: Place, least: i64, most: i64, reading: &mut Reading) -> Option<i64> {
     let value = source.tree(at, reading)?;
-    let number = value.as_i64().filter(|number| (least..=most).contains(number));
+    let number = value.as_i64().or_else(|| whole(value.as_f64()?)).filter(|number| (least..=most).contains(number));
     if number.is_none() {
         let code = if value.is_number() { ProblemCode::OutOfRange } else { ProblemCode::WrongType };
         reading.add(at, code, format!("must be a whole number from {least} to {most}, not {}", shown(&value)));
     }
     number
+}
+
+/// The whole number that a float such as `5.0` stands for. Floats hold whole numbers exactly up to 2^53.
+#[allow(clippy::cast_possible_truncation, reason = "checked")]
+fn whole(number: f64) -> Option<i64> {
+    (number.fract() == 0.0 && number.abs() <= 9_007_199_254_740_992.0).then_some(number as i64)
 }
 
 /// A limit from the configuration.

@@ -9,7 +9,8 @@ pub fn add(document: &mut Value) {
     let paths = document["paths"].as_object_mut().into_iter().flatten();
     for (_, operation) in paths.flat_map(|(_, item)| item.as_object_mut().into_iter().flatten()) {
         let id = operation["operationId"].as_str().unwrap_or_default().to_owned();
-        for parameter in operation["parameters"].as_array_mut().into_iter().flatten() {
+        let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+        for parameter in parameters.into_iter().flatten() {
             let name = parameter["name"].as_str().unwrap_or_default().to_owned();
             if let Some(value) = parameter_example(&id, &name) {
                 parameter["example"] = value;

@@ -8,8 +8,11 @@ mod webhooks;
 
 use serde_json::{Map, Value, json};
 
+use crate::domain::request::input::Input;
+use crate::domain::request::values::Label;
 use crate::domain::request::{self, RequestLimits};
 use crate::domain::task::lifecycle::{AttemptOutcome, Cause, RetryType};
+use crate::domain::task::status::Status;
 
 /// Completes the description that was made from the routes.
 pub fn complete(mut routes: utoipa::openapi::OpenApi, limits: &RequestLimits) -> Value {
@@ -25,6 +28,8 @@ pub fn complete(mut routes: utoipa::openapi::OpenApi, limits: &RequestLimits) ->
     let paths = document["paths"].as_object_mut().into_iter().flatten();
     for (_, operation) in paths.flat_map(|(_, item)| item.as_object_mut().into_iter().flatten()) {
         let optional = ["Heartbeat", "ManualRetry"].map(|name| format!("#/components/schemas/{name}"));
+        let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+        parameters.into_iter().flatten().for_each(describe_parameter);
         if let Some(body) = operation.get_mut("requestBody") {
             let schema = body["content"]["application/json"]["schema"]["$ref"].as_str().unwrap_or_default();
             body["required"] = json!(!optional.iter().any(|name| name == schema));
@@ -36,6 +41,25 @@ pub fn complete(mut routes: utoipa::openapi::OpenApi, limits: &RequestLimits) ->
     webhooks::describe(&mut document);
     examples::add(&mut document);
     document
+}
+
+/// Says what the text of a parameter may be.
+fn describe_parameter(parameter: &mut Value) {
+    let statuses = Status::ALL.map(|status| format!("{status:?}"));
+    let schema = match (parameter["name"].as_str(), parameter["schema"]["type"].to_string().contains("string")) {
+        (Some("until"), _) => {
+            let words: Vec<String> = ["terminal".to_owned()].into_iter().chain(statuses).collect();
+            json!({"type": "string", "enum": words})
+        }
+        (Some("status"), true) => {
+            let word = statuses.join("|");
+            json!({"type": "string", "pattern": format!("^({word})(,({word}))*$")})
+        }
+        (Some("kind"), _) if parameter["in"] == "path" => Label::<100>::schema(),
+        (Some("metadata"), _) => json!({"type": "string", "format": "json-object"}),
+        _ => return,
+    };
+    parameter["schema"] = schema;
 }
 
 /// Gives the alternatives of `Rule` names of their own. Otherwise generators number them.

@@ -132,7 +132,7 @@ fn task_state() -> Value {
             "trigger": {"type": "string", "enum": ["end", "retry", "cancel"]},
             "attempt": {"type": "integer", "format": "int32", "description": "The number of retries so far"},
             "run": {"type": "integer", "format": "int32", "description": "The number of the execution"},
-            "max_retries": {"type": "integer", "format": "int32"},
+            "max_retries": {"type": ["integer", "null"], "format": "int32", "description": "Null without a retry policy"},
             "will_retry": {"type": "boolean", "description": "Whether the task will be executed again by itself"},
             "next_retry_at": time,
             "failure_type": {"type": ["string", "null"], "enum": failure_types},
@@ -154,7 +154,19 @@ fn batch_state() -> Value {
     json!({
         "type": "object",
         "description": "The state of a batch at its completion. More fields may come.",
-        "required": ["batch_id"],
-        "properties": {"batch_id": {"type": "string", "format": "uuid"}},
+        "required": ["batch_id", "trigger", "completion", "total_tasks", "success", "failure", "canceled", "scope",
+                     "metadata", "status_counts"],
+        "properties": {
+            "batch_id": {"type": "string", "format": "uuid"},
+            "trigger": {"type": "string", "const": "batch"},
+            "completion": {"type": "integer", "format": "int32", "description": "0 for the first completion"},
+            "total_tasks": {"type": "integer", "format": "int32"},
+            "success": {"type": "integer", "format": "int32"},
+            "failure": {"type": "integer", "format": "int32"},
+            "canceled": {"type": "integer", "format": "int32"},
+            "scope": {"type": ["string", "null"]},
+            "metadata": {"$ref": "#/components/schemas/Metadata"},
+            "status_counts": {"$ref": "#/components/schemas/StatusCounts"},
+        },
     })
 }
