@@ -24,7 +24,7 @@ use crate::domain::webhook::{Action, Actions};
 input! {
     /// A task to create.
     pub struct TaskInput as "TaskInput" {
-        /// An id within the request, for `dependencies`. Answers return it as `local_id`.
+        /// An id within the request, for `dependencies`.
         id: Option<Text<1, 255>>,
         /// A name for people; it must not be blank.
         name: Label<255>,

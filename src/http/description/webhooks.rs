@@ -142,10 +142,6 @@ fn task_state() -> Value {
             "kind": {"type": "string"},
             "scope": text,
             "metadata": {"$ref": "#/components/schemas/Metadata"},
-            "failed_because_of": {
-                "type": ["string", "null"], "format": "uuid",
-                "description": "The task at the root of a dependency failure",
-            },
         },
     })
 }
