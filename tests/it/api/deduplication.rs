@@ -419,7 +419,8 @@ async fn every_problem_of_a_dedupe_matcher_is_named() {
         [{"fields": ["a", "b"]}, {"status": "done"}, {"knid": "x"}, {"fields": "a"}]}]);
     let answer = f.api.post("/task", &body).await;
     assert_eq!(answer.status, 400);
-    let details: Vec<String> = answer.body["details"].as_array().unwrap().iter().map(text).collect();
+    let mut details: Vec<String> = answer.body["details"].as_array().unwrap().iter().map(text).collect();
+    details.sort();
     let start = |line: &String| line.split(": ").next().unwrap().to_owned();
     let paths = ["fields[1]", "status", "knid", "fields"];
     let expected: Vec<String> =
